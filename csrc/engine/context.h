@@ -1,0 +1,87 @@
+// What the engine needs to know about the device it runs on: its kernel table, how to launch, a
+// matrix that stays the same for a whole sequence, and buffers addressed by (layer, time).
+// Device-independent code includes this only.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "../kernels/kernels.h"
+
+namespace fused_recoder {
+
+// The name of the CPU instruction set in use ("baseline", "avx2", "avx512").
+const char* cpu_instruction_set();
+
+template <typename S>
+const Kernels<S>& kernels_for(const at::Device& device);
+
+Launch launch_on(const at::Device& device);
+
+// What rows of `storage` are accumulated in.
+inline at::ScalarType accumulate_type(at::ScalarType storage) {
+  return storage == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A dense tensor whose leading dimensions are indexed in the time loop. Views of a tensor cost a
+// microsecond each, which is more than some of our kernels take; a pointer costs nothing.
+template <typename T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(at::IntArrayRef sizes, const at::TensorOptions& options)
+      : Buffer(at::empty(sizes, options)) {}
+  explicit Buffer(const at::Tensor& dense) : tensor_(dense) {
+    if (!dense.defined()) return;
+    TORCH_INTERNAL_ASSERT(dense.is_contiguous());
+    data_ = static_cast<T*>(dense.data_ptr());
+  }
+
+  const at::Tensor& tensor() const { return tensor_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  // Start of the block at the given leading indices; null if the buffer is absent.
+  template <typename... Index>
+  T* operator()(Index... index) const {
+    if (data_ == nullptr) return nullptr;
+    const int64_t indices[] = {static_cast<int64_t>(index)..., 0};
+    int64_t offset = 0;
+    for (size_t i = 0; i < sizeof...(index); ++i) offset += indices[i] * tensor_.stride(i);
+    return data_ + offset;
+  }
+
+ private:
+  at::Tensor tensor_;
+  T* data_ = nullptr;
+};
+
+// x -> x * matrix (+ bias), the matrix being `weight` [cols, inner] transposed (a Linear layer) or
+// as it is [inner, cols]. Packed at construction where the device has a kernel for it and the
+// number of calls to expect pays for the packing.
+template <typename S>
+class ConstantMatrix {
+ public:
+  using A = typename AccumulateIn<S>::type;
+  ConstantMatrix() = default;
+  ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t expected_calls);
+
+  // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense
+  void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr,
+                bool accumulate = false) const;
+
+ private:
+  at::Tensor matrix_;  // [inner, cols], any strides
+  at::Tensor packed_;  // undefined: multiply through ATen
+  const Kernels<S>* kernels_ = nullptr;
+  Launch launch_{};
+};
+
+// out = x * w^T (+ bias), one large GEMM through ATen. x [N,K], w [M,K], bias [M] or undefined.
+inline void linear_out(at::Tensor out, const at::Tensor& x, const at::Tensor& w,
+                       const at::Tensor& bias) {
+  if (bias.defined())
+    at::addmm_out(out, bias, x, w.t());
+  else
+    at::mm_out(out, x, w.t());
+}
+
+}  // namespace fused_recoder

@@ -1,0 +1,188 @@
+// Decoder-level ops for any model: the signal of given hidden states, its gradient in them, and
+// the backward pass of both. Works in chunks of rows: [N,V] is never held.
+#include <algorithm>
+
+#include "context.h"
+#include "ops.h"
+
+namespace fused_recoder {
+namespace {
+
+struct Checked {
+  SignalKind kind;
+  int64_t N, H, V;
+  at::ScalarType io_type;
+  at::Tensor hidden, weight, bias, targets;  // [N,H], [V,H], [V] or undefined, [N] or undefined
+};
+
+Checked check(const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias,
+              const OptionalTensor& targets, c10::string_view signal) {
+  Checked a;
+  a.kind = parse_signal(signal);
+  TORCH_CHECK_VALUE(a.kind != SignalKind::kNone, "signal must not be none");
+  TORCH_CHECK_VALUE(hidden.dim() == 2, "hidden must have shape [N, H], got ", hidden.sizes());
+  TORCH_CHECK_VALUE(hidden.numel() > 0, "hidden must not be empty, got shape ", hidden.sizes());
+  a.io_type = hidden.scalar_type();
+  TORCH_CHECK_TYPE(a.io_type == at::kFloat || a.io_type == at::kDouble || a.io_type == at::kHalf ||
+                       a.io_type == at::kBFloat16,
+                   "hidden must be float32, float64, float16 or bfloat16, got ", a.io_type);
+  a.N = hidden.size(0), a.H = hidden.size(1);
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) == a.H && weight.size(0) > 0,
+                    "weight must have shape [V, H] with H = ", a.H, ", got ", weight.sizes());
+  a.V = weight.size(0);
+  const auto check_like_hidden = [&](const char* name, const at::Tensor& t) {
+    TORCH_CHECK_VALUE(t.device() == hidden.device(), name, " must be on ", hidden.device(),
+                      " like hidden, got ", t.device());
+    TORCH_CHECK_TYPE(t.scalar_type() == a.io_type, name, " must have dtype ", a.io_type,
+                     " like hidden, got ", t.scalar_type());
+  };
+  check_like_hidden("weight", weight);
+  if (bias.has_value()) {
+    check_like_hidden("bias", *bias);
+    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == a.V, "bias must have shape [V] = [", a.V,
+                      "], got ", bias->sizes());
+    a.bias = widen(*bias);
+  }
+  if (targets.has_value()) {
+    TORCH_CHECK_VALUE(targets->dim() == 1 && targets->size(0) == a.N,
+                      "targets must have shape [N] = [", a.N, "], got ", targets->sizes());
+    TORCH_CHECK_VALUE(targets->device() == hidden.device(), "targets must be on ", hidden.device(),
+                      " like hidden, got ", targets->device());
+    TORCH_CHECK_TYPE(targets->scalar_type() == at::kLong, "targets must be int64, got ",
+                     targets->scalar_type());
+    a.targets = targets->contiguous();
+    check_targets_in_range(a.targets, a.V);
+  }
+  a.hidden = widen(hidden);
+  a.weight = widen(weight);
+  return a;
+}
+
+int64_t rows_per_chunk(const Checked& a) {
+  return std::clamp<int64_t>((int64_t(1) << 22) / a.V, 1, a.N);
+}
+
+template <typename S>
+std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
+  using A = typename AccumulateIn<S>::type;
+  const Kernels<S>& kernels = kernels_for<S>(a.hidden.device());
+  const Launch launch = launch_on(a.hidden.device());
+  const at::TensorOptions accum = a.hidden.options().dtype(accumulate_type(a.io_type));
+  const Buffer<A> delta({a.N}, accum), scale({a.N}, accum);
+  const at::Tensor grad = at::empty({a.N, a.H}, accum);
+  const int64_t chunk = rows_per_chunk(a);
+  const at::Tensor logits = at::empty({chunk, a.V}, accum);
+  for (int64_t start = 0; start < a.N; start += chunk) {
+    const int64_t rows = std::min(chunk, a.N - start);
+    const at::Tensor part = logits.narrow(0, 0, rows);
+    linear_out(part, a.hidden.narrow(0, start, rows), a.weight, a.bias);
+    SoftmaxSignal<S> p{};
+    p.rows = rows;
+    p.vocab = a.V;
+    p.kind = a.kind;
+    p.logits = part.mutable_data_ptr<A>();
+    p.targets = a.targets.defined() ? a.targets.const_data_ptr<int64_t>() + start : nullptr;
+    p.direction = part.mutable_data_ptr<S>();
+    p.delta = delta(start);
+    p.scale = scale(start);
+    kernels.softmax_signal(launch, p);
+    at::Tensor out = grad.narrow(0, start, rows);
+    at::mm_out(out, part, a.weight);
+  }
+  grad.mul_(scale.tensor().unsqueeze(1));
+  return {delta.tensor(), grad.to(a.io_type)};
+}
+
+template <typename S>
+std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
+                                                            const at::Tensor& delta_bar,
+                                                            const at::Tensor& grad_bar) {
+  using A = typename AccumulateIn<S>::type;
+  const Kernels<S>& kernels = kernels_for<S>(a.hidden.device());
+  const Launch launch = launch_on(a.hidden.device());
+  const at::TensorOptions accum = a.hidden.options().dtype(accumulate_type(a.io_type));
+  const at::Tensor v = grad_bar.to(accum).contiguous();  // [N,H]
+  const Buffer<A> d(delta_bar.to(accum).contiguous());   // [N]
+  const at::Tensor hidden_bar = at::empty({a.N, a.H}, accum);
+  const at::Tensor weight_bar = at::zeros({a.V, a.H}, accum);
+  const at::Tensor bias_bar = at::zeros({a.V}, accum);
+  const int64_t chunk = rows_per_chunk(a);
+  const at::Tensor logits = at::empty({chunk, a.V}, accum), bars = at::empty({chunk, a.V}, accum);
+  for (int64_t start = 0; start < a.N; start += chunk) {
+    const int64_t rows = std::min(chunk, a.N - start);
+    const at::Tensor l = logits.narrow(0, 0, rows), bar = bars.narrow(0, 0, rows);
+    const at::Tensor h = a.hidden.narrow(0, start, rows), v_rows = v.narrow(0, start, rows);
+    linear_out(l, h, a.weight, a.bias);
+    linear_out(bar, v_rows, a.weight, {});
+    SoftmaxSignalBackward<S> p{};
+    p.rows = rows;
+    p.vocab = a.V;
+    p.kind = a.kind;
+    p.logits = l.mutable_data_ptr<A>();
+    p.targets = a.targets.defined() ? a.targets.const_data_ptr<int64_t>() + start : nullptr;
+    p.delta_bar = d(start);
+    p.u_bar = bar.mutable_data_ptr<A>();
+    p.u = l.mutable_data_ptr<A>();
+    kernels.softmax_signal_backward(launch, p);
+    at::Tensor out = hidden_bar.narrow(0, start, rows);
+    at::mm_out(out, bar, a.weight);
+    weight_bar.addmm_(bar.t(), h);
+    weight_bar.addmm_(l.t(), v_rows);  // l holds u
+    bias_bar.add_(bar.sum(0));
+  }
+  return {hidden_bar.to(a.io_type), weight_bar.to(a.io_type), bias_bar.to(a.io_type)};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> signal_gradient(const at::Tensor& hidden,
+                                                   const at::Tensor& weight,
+                                                   const OptionalTensor& bias,
+                                                   const OptionalTensor& targets,
+                                                   c10::string_view signal) {
+  const Checked a = check(hidden, weight, bias, targets, signal);
+  return a.hidden.scalar_type() == at::kDouble ? run<double>(a) : run<float>(a);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> signal_gradient_backward(
+    const at::Tensor& delta_bar, const at::Tensor& grad_bar, const at::Tensor& hidden,
+    const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& targets,
+    c10::string_view signal) {
+  const Checked a = check(hidden, weight, bias, targets, signal);
+  TORCH_CHECK_VALUE(delta_bar.sizes() == at::IntArrayRef({a.N}), "delta_bar must have shape [N], got ",
+                    delta_bar.sizes());
+  TORCH_CHECK_VALUE(grad_bar.sizes() == hidden.sizes(), "grad_bar must have shape [N, H], got ",
+                    grad_bar.sizes());
+  return a.hidden.scalar_type() == at::kDouble ? run_backward<double>(a, delta_bar, grad_bar)
+                                               : run_backward<float>(a, delta_bar, grad_bar);
+}
+
+at::Tensor dropout_mask(const at::Tensor& seed, int64_t stream, double p, int64_t time, int64_t T,
+                        int64_t B, int64_t units, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(seed.numel() == 1 && seed.scalar_type() == at::kLong,
+                    "seed must be one int64, got ", seed.sizes(), " of ", seed.scalar_type());
+  TORCH_CHECK_VALUE(p >= 0 && p < 1, "p must be in [0, 1), got ", p);
+  TORCH_CHECK_VALUE(stream >= 0 && stream < 4096 && time >= 0 && T > 0 && B > 0 && units > 0,
+                    "stream, time and sizes must not be negative or empty");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble,
+                   "dtype must be float32 or float64, got ", dtype);
+  if (p == 0) return at::ones({T, B, units}, seed.options().dtype(dtype));
+  const at::Tensor out = at::empty({T, B, units}, seed.options().dtype(dtype));
+  const at::Tensor dense_seed = seed.contiguous();
+  const Dropout dropout =
+      make_dropout(dense_seed.const_data_ptr<int64_t>(), static_cast<uint32_t>(stream), p);
+  const Launch launch = launch_on(seed.device());
+  const auto fill = [&](const auto& kernels, auto* data) {
+    using A = std::remove_pointer_t<decltype(data)>;
+    for (int64_t t = 0; t < T; ++t)
+      kernels.dropout_mask(launch, DropoutMask<A>{B, units, dropout, static_cast<uint32_t>(time + t),
+                                                  0, data + t * B * units});
+  };
+  if (dtype == at::kDouble)
+    fill(kernels_for<double>(seed.device()), out.mutable_data_ptr<double>());
+  else
+    fill(kernels_for<float>(seed.device()), out.mutable_data_ptr<float>());
+  return out;
+}
+
+}  // namespace fused_recoder

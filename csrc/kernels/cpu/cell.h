@@ -1,0 +1,185 @@
+// The LSTM cell on the CPU: forward, recoding step, backward. Structs: kernels/kernels.h.
+#pragma once
+
+#include "simd.h"
+
+namespace fused_recoder {
+namespace FR_ISA {
+
+// S == A on the CPU: half precision is widened once per sequence by the engine.
+template <typename T>
+void cell_forward(const Launch& launch, const CellForward<T>& p) {
+  const int64_t H = p.hidden;
+  parallel(launch, p.rows, grain_of(8 * H), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      T* gates = p.gates + b * 4 * H;  // [4H]
+      const T* c_prev = p.c_prev + b * H;
+      T* c = p.c + b * H;
+      T* h = p.h + b * H;
+      T* h_up = p.h_up != nullptr ? p.h_up + b * H : nullptr;
+      if (p.live != nullptr && !p.live[b]) {
+        memcpy(c, c_prev, H * sizeof(T));
+        memcpy(h, p.h_prev + b * H, H * sizeof(T));
+        memset(gates, 0, 4 * H * sizeof(T));
+        if (h_up != nullptr) memset(h_up, 0, H * sizeof(T));
+        continue;
+      }
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        const Vec<T> i = sigmoid<T>(load(gates + j, n));
+        const Vec<T> f = sigmoid<T>(load(gates + H + j, n));
+        const Vec<T> g = tanh<T>(load(gates + 2 * H + j, n));
+        const Vec<T> o = sigmoid<T>(load(gates + 3 * H + j, n));
+        const Vec<T> cell = f * load(c_prev + j, n) + i * g;
+        const Vec<T> hidden = o * tanh<T>(cell);
+        store(gates + j, i, n);
+        store(gates + H + j, f, n);
+        store(gates + 2 * H + j, g, n);
+        store(gates + 3 * H + j, o, n);
+        store(c + j, cell, n);
+        store(h + j, hidden, n);
+        if (h_up != nullptr)
+          store(h_up + j, hidden * dropout_factor<T>(p.dropout, p.time, b, j), n);
+      });
+    }
+  });
+}
+
+// Cotangents of the pre-activations, given those of h and c.
+template <typename T>
+struct GateCotangents {
+  Vec<T> i, f, g, o;
+};
+
+template <typename T>
+FR_INLINE GateCotangents<T> gate_cotangents(Vec<T> i, Vec<T> f, Vec<T> g, Vec<T> o, Vec<T> tanh_c,
+                                            Vec<T> c_prev, Vec<T> dh, Vec<T> dc) {
+  return {dc * g * i * (T(1) - i), dc * c_prev * f * (T(1) - f), dc * i * (T(1) - g * g),
+          dh * tanh_c * o * (T(1) - o)};
+}
+
+template <typename T>
+void recode(const Launch& launch, const Recode<T>& p) {
+  const int64_t H = p.hidden;
+  const bool recodes_h = p.alpha_h.step != nullptr, recodes_c = p.alpha_c.step != nullptr;
+  parallel(launch, p.rows, grain_of(8 * H), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b * H;
+      const T* gates = p.gates + 4 * row;                                  // [4H]
+      T* dgates = p.dgates != nullptr ? p.dgates + 4 * row : nullptr;      // [4H]
+      T* h_up = p.h_up != nullptr ? p.h_up + row : nullptr;                // [H]
+      T* h_after = p.h_after != nullptr ? p.h_after + row : nullptr;       // [H]
+      T* grad_h = p.grad_h != nullptr ? p.grad_h + row : nullptr;          // [H]
+      T* grad_c = p.grad_c != nullptr ? p.grad_c + row : nullptr;          // [H]
+      const bool live = p.live == nullptr || p.live[b];
+      const bool active = live && (p.active == nullptr || p.active[b]);
+      // An inactive row takes a step of length zero along a gradient of zero.
+      const T scale = !active ? T(0) : p.row_scale != nullptr ? p.row_scale[b] : T(1);
+      const T alpha_h = recodes_h ? p.alpha_h.step[b * p.alpha_h.stride] : T(0);
+      const T alpha_c = recodes_c ? p.alpha_c.step[b * p.alpha_c.stride] : T(0);
+      Vec<T> squares_h{}, squares_c{};
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        const Vec<T> o = load(gates + 3 * H + j, n);
+        const Vec<T> cell = load(p.c + row + j, n);
+        const Vec<T> hidden = load(p.h + row + j, n);
+        const Vec<T> mask = dropout_factor<T>(p.dropout, p.time, b, j);
+        const Vec<T> tanh_c = tanh<T>(cell);
+        // Selected, not multiplied by zero: logits of inactive rows may be anything.
+        const Vec<T> dh = active ? load(p.dh + row + j, n) * scale * mask : Vec<T>{};
+        const Vec<T> dc = dh * o * (T(1) - tanh_c * tanh_c);
+        const Vec<T> new_h = recodes_h ? hidden - alpha_h * dh : hidden;
+        const Vec<T> new_c = recodes_c ? cell - alpha_c * dc : cell;
+        if (recodes_h) store(p.h_recoded + row + j, new_h, n);
+        if (recodes_c) store(p.c_recoded + row + j, new_c, n);
+        if (h_up != nullptr) store(h_up + j, live ? new_h * mask : Vec<T>{}, n);
+        if (h_after != nullptr)
+          store(h_after + j, (recodes_h ? new_h : o * tanh<T>(new_c)) * mask, n);
+        if (grad_h != nullptr) store(grad_h + j, dh, n);
+        if (grad_c != nullptr) store(grad_c + j, dc, n);
+        squares_h += dh * dh;
+        squares_c += dc * dc;
+        if (dgates != nullptr) {
+          const GateCotangents<T> d = gate_cotangents<T>(
+              load(gates + j, n), load(gates + H + j, n), load(gates + 2 * H + j, n), o, tanh_c,
+              load(p.c_prev + row + j, n), dh, dc);
+          store(dgates + j, d.i, n);
+          store(dgates + H + j, d.f, n);
+          store(dgates + 2 * H + j, d.g, n);
+          store(dgates + 3 * H + j, d.o, n);
+        }
+      });
+      if (p.norm_h != nullptr) p.norm_h[b] = sqrt(sum<T>(squares_h));
+      if (p.norm_c != nullptr) p.norm_c[b] = sqrt(sum<T>(squares_c));
+    }
+  });
+}
+
+template <typename T>
+void cell_backward(const Launch& launch, const CellBackward<T>& p) {
+  const int64_t H = p.hidden;
+  parallel(launch, p.rows, grain_of(8 * H), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const T* gates = p.gates + b * 4 * H;  // [4H]
+      T* dgates = p.dgates + b * 4 * H;      // [4H]
+      const int64_t row = b * H;
+      if (p.live != nullptr && !p.live[b]) {
+        // The state was carried over: so are its cotangents. (dc stays as it is.)
+        memset(dgates, 0, 4 * H * sizeof(T));
+        if (p.dh_recoded != nullptr)
+          memcpy(p.dh_prev + row, p.dh_recoded + row, H * sizeof(T));
+        else
+          memset(p.dh_prev + row, 0, H * sizeof(T));
+        if (p.step_bar_h != nullptr) p.step_bar_h[b] = T(0);
+        if (p.step_bar_c != nullptr) p.step_bar_c[b] = T(0);
+        continue;
+      }
+      Vec<T> dot_h{}, dot_c{};
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        const Vec<T> i = load(gates + j, n);
+        const Vec<T> f = load(gates + H + j, n);
+        const Vec<T> g = load(gates + 2 * H + j, n);
+        const Vec<T> o = load(gates + 3 * H + j, n);
+        const Vec<T> c_prev = load(p.c_prev + row + j, n);
+        const Vec<T> tanh_c = tanh<T>(f * c_prev + i * g);
+        const Vec<T> recoded =
+            p.dh_recoded != nullptr ? load(p.dh_recoded + row + j, n) : Vec<T>{};
+        const Vec<T> up =
+            p.dh_up != nullptr
+                ? load(p.dh_up + row + j, n) * dropout_factor<T>(p.dropout, p.time, b, j)
+                : Vec<T>{};
+        const Vec<T> dh = recoded + up;
+        const Vec<T> dc_recoded = load(p.dc + row + j, n);
+        if (p.grad_h != nullptr)
+          dot_h += load(p.grad_h + row + j, n) * (p.up_is_recoded ? dh : recoded);
+        if (p.grad_c != nullptr) dot_c += load(p.grad_c + row + j, n) * dc_recoded;
+        const Vec<T> dc = dc_recoded + dh * o * (T(1) - tanh_c * tanh_c);
+        const GateCotangents<T> d = gate_cotangents<T>(i, f, g, o, tanh_c, c_prev, dh, dc);
+        store(dgates + j, d.i, n);
+        store(dgates + H + j, d.f, n);
+        store(dgates + 2 * H + j, d.g, n);
+        store(dgates + 3 * H + j, d.o, n);
+        store(p.dc + row + j, dc * f, n);
+        if (p.dh_prev != nullptr) store(p.dh_prev + row + j, Vec<T>{}, n);
+      });
+      if (p.step_bar_h != nullptr) p.step_bar_h[b] = -sum<T>(dot_h);
+      if (p.step_bar_c != nullptr) p.step_bar_c[b] = -sum<T>(dot_c);
+    }
+  });
+}
+
+template <typename T>
+void dropout_mask(const Launch& launch, const DropoutMask<T>& p) {
+  parallel(launch, p.rows, grain_of(p.units), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      T* out = p.out + b * p.units;  // [units]
+      for (int64_t quad = 0; 4 * quad < p.units; ++quad) {
+        T factor[4];
+        dropout_quad<T>(p.dropout, p.time, p.sample, static_cast<uint32_t>(b),
+                        static_cast<uint32_t>(quad), factor);
+        for (int i = 0; i < 4 && 4 * quad + i < p.units; ++i) out[4 * quad + i] = factor[i];
+      }
+    }
+  });
+}
+
+}  // namespace FR_ISA
+}  // namespace fused_recoder

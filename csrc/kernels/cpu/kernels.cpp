@@ -1,0 +1,28 @@
+// The CPU's kernel table for one instruction set. Compiled once per set (setup.py), each time with
+// another FR_ISA and FR_VECTOR_BYTES and the matching compiler flags. Includes nothing of torch or
+// of the C++ library: inline functions from there would be compiled with flags that the machine at
+// hand may not support, and the linker might pick them for everyone.
+#include "cell.h"
+#include "gemm.h"
+#include "softmax_signal.h"
+
+namespace fused_recoder {
+namespace FR_ISA {
+namespace {
+
+template <typename T>
+constexpr Kernels<T> kTable = {
+    cell_forward<T>,  softmax_signal<T>, softmax_signal_backward<T>,
+    recode<T>,        cell_backward<T>,  dropout_mask<T>,
+    packed_size<T>,   pack<T>,           gemm<T>,
+};
+
+}  // namespace
+
+#define FR_STRING(x) #x
+#define FR_NAME(x) FR_STRING(x)
+extern const CpuKernels cpu_kernels;
+const CpuKernels cpu_kernels = {FR_NAME(FR_ISA), &kTable<float>, &kTable<double>};
+
+}  // namespace FR_ISA
+}  // namespace fused_recoder

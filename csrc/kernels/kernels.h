@@ -1,0 +1,189 @@
+// The kernel interface: one plain struct of pointers and sizes per kernel, and the table of
+// functions that a backend fills in. No torch types. Called by csrc/engine only.
+//
+// Dimensions: B rows (batch), H hidden units, V vocabulary. Matrices are row-major and dense.
+// Types: S is what GEMMs multiply (float, double; half and bfloat16 on CUDA), A what is
+// accumulated and what states, softmax and losses are kept in (double for double, else float).
+// "null" behind a pointer says that it may be absent.
+#pragma once
+
+#include "math.h"
+
+namespace fused_recoder {
+
+template <typename S>
+struct AccumulateIn {
+  using type = float;
+};
+template <>
+struct AccumulateIn<double> {
+  using type = double;
+};
+
+// How a kernel runs. CPU kernels split their rows with `parallel_for` (at::parallel_for behind a
+// plain function pointer); CUDA kernels are launched on `stream`.
+struct Launch {
+  using Body = void (*)(const void* context, int64_t begin, int64_t end);
+  void (*parallel_for)(int64_t count, int64_t grain, Body body, const void* context);
+  void* stream;
+};
+
+// LSTM cell of one layer and step. Rows with live == 0 (behind the end of a ragged sequence) keep
+// their state and put out 0.
+template <typename S>
+struct CellForward {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden;
+  A* gates;             // [B,4H] in: pre-activations i,f,g,o with biases; out: activated
+  const A* c_prev;      // [B,H] the recoded cell state of the step before
+  const S* h_prev;      // [B,H] the recoded hidden state of the step before
+  const uint8_t* live;  // [B] or null
+  A* c;                 // [B,H] out
+  S* h;                 // [B,H] out
+  S* h_up;              // [B,H] out or null: what the layer above (or the decoder) sees
+  Dropout dropout;      // applied to h_up
+  uint32_t time;
+};
+
+// One pass over the logits of a step: log-sum-exp, the signal's value and its direction.
+// u = scale * direction; direction is o - onehot(target) for the gold signals,
+// -o * (log o + H) for the entropy.
+template <typename S>
+struct SoftmaxSignal {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, vocab;
+  SignalKind kind;
+  A* logits;               // [B,V] in; may be overwritten
+  const int64_t* targets;  // [B] or null: the most probable token stands in; < 0: ignored row
+  S* direction;            // [B,V] out or null (value only); may be the memory of `logits`
+  A* delta;                // [B] out
+  A* scale;                // [B] out or null
+  A* log_p;                // [B] out or null: log probability of the target (0 where ignored)
+  int64_t* chosen;         // [B] out or null: the target used
+};
+
+// The backward pass of SoftmaxSignal, for second derivatives: given the cotangents of delta and u,
+// the cotangent of the logits.
+template <typename S>
+struct SoftmaxSignalBackward {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, vocab;
+  SignalKind kind;
+  A* logits;               // [B,V] in; overwritten with u where `u` is its memory
+  const int64_t* targets;  // [B] or null
+  const A* delta_bar;      // [B]
+  A* u_bar;                // [B,V] in; out: the cotangent of the logits
+  A* u;                    // [B,V] out, may be the memory of `logits`
+};
+
+// Step sizes: alpha of row b is step[b * stride]; stride 0 shares one value.
+template <typename A>
+struct StepSize {
+  const A* step;
+  int64_t stride;
+};
+
+// Takes the recoding step of one layer: s' = s - alpha * d(delta)/d(s), and goes through the cell
+// for the layer below. The gradient in h is row_scale * dropout mask * dh.
+template <typename S>
+struct Recode {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden;
+  const A* gates;         // [B,4H] activated
+  const A* c_prev;        // [B,H]
+  const A* c;             // [B,H] before recoding
+  const S* h;             // [B,H] before recoding
+  const A* dh;            // [B,H] see above
+  const A* row_scale;     // [B] or null
+  Dropout dropout;        // of the connection that `dh` came through
+  uint32_t time;
+  const uint8_t* active;  // [B] or null: rows to recode
+  const uint8_t* live;    // [B] or null: rows inside their sequence
+  StepSize<A> alpha_h;    // step null: h is not recoded, h_recoded is the memory of h
+  StepSize<A> alpha_c;    // step null: c is not recoded, c_recoded is the memory of c
+  S* h_recoded;           // [B,H] out
+  A* c_recoded;           // [B,H] out
+  S* h_up;                // [B,H] out or null: the recoded h after dropout, 0 in dead rows
+  S* h_after;             // [B,H] out or null: the state that delta_after is the signal of
+  S* dgates;              // [B,4H] out or null (bottom layer)
+  A* grad_h;              // [B,H] out or null: kept for the gradient of the step size
+  A* grad_c;              // [B,H] out or null
+  A* norm_h;              // [B] out or null: trace
+  A* norm_c;              // [B] out or null
+};
+
+// Back-propagation through one layer and step; the recoding gradient is a constant.
+template <typename S>
+struct CellBackward {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden;
+  const A* gates;         // [B,4H] activated
+  const A* c_prev;        // [B,H] recoded state of the step before
+  const A* dh_up;         // [B,H] or null: cotangent of what went up (dropout applied here)
+  Dropout dropout;
+  uint32_t time;
+  const A* dh_recoded;    // [B,H] or null: cotangent of h'
+  A* dc;                  // [B,H] in: cotangent of c'; out: that of the previous c'
+  const uint8_t* live;    // [B] or null
+  const A* grad_h;        // [B,H] or null
+  const A* grad_c;        // [B,H] or null
+  A* step_bar_h;          // [B] out or null: cotangent of alpha_h
+  A* step_bar_c;          // [B] out or null
+  bool up_is_recoded;     // what went up is h', not h: its cotangent counts for alpha_h
+  S* dgates;              // [B,4H] out
+  A* dh_prev;             // [B,H] out or null: cotangent that dead rows hand to the step before
+};
+
+// out[r, :] = factor of the dropout mask at (time, sample, row r)
+template <typename A>
+struct DropoutMask {
+  int64_t rows, units;
+  Dropout dropout;
+  uint32_t time, sample;
+  A* out;  // [B,units]
+};
+
+// c = a * b (+ bias | + c), b prepacked. Null functions: the engine multiplies through ATen.
+template <typename S>
+struct PackedGemm {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, inner, cols;
+  const S* a;       // [rows,inner], row stride lda
+  int64_t lda;
+  const S* packed;  // packed_size(inner, cols) elements, by pack()
+  const A* bias;    // [cols] or null
+  bool accumulate;  // add to c
+  A* c;             // [rows,cols], row stride ldc
+  int64_t ldc;
+};
+
+template <typename S>
+struct PackMatrix {
+  int64_t inner, cols;
+  const S* b;  // element (k, n) at b[k * stride_inner + n * stride_cols]
+  int64_t stride_inner, stride_cols;
+  S* packed;
+};
+
+template <typename S>
+struct Kernels {
+  using A = typename AccumulateIn<S>::type;
+  void (*cell_forward)(const Launch&, const CellForward<S>&);
+  void (*softmax_signal)(const Launch&, const SoftmaxSignal<S>&);
+  void (*softmax_signal_backward)(const Launch&, const SoftmaxSignalBackward<S>&);
+  void (*recode)(const Launch&, const Recode<S>&);
+  void (*cell_backward)(const Launch&, const CellBackward<S>&);
+  void (*dropout_mask)(const Launch&, const DropoutMask<A>&);
+  int64_t (*packed_size)(int64_t inner, int64_t cols);
+  void (*pack)(const Launch&, const PackMatrix<S>&);
+  void (*gemm)(const Launch&, const PackedGemm<S>&);
+};
+
+// CPU tables, compiled once per instruction set from kernels/cpu/kernels.cpp; picked at run time.
+struct CpuKernels {
+  const char* name;
+  const Kernels<float>* f32;
+  const Kernels<double>* f64;
+};
+
+}  // namespace fused_recoder

@@ -1,0 +1,106 @@
+// Scalar mathematics shared by every backend: host and device, no torch, no allocation.
+// Included by kernels/cpu/*.h, kernels/cuda/*.cuh and the tests of both.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define FR_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define FR_HOST_DEVICE inline __attribute__((always_inline))
+#endif
+
+namespace fused_recoder {
+
+// The error signal of one row of logits. `u = d(delta)/d(logits)` is always `scale * direction`:
+// the scalar is applied after the GEMM with the decoder, because for the gold signals the
+// direction alone is also the cross-entropy gradient of training.
+enum class SignalKind : int32_t { kNone = 0, kSurprisal = 1, kNll = 2, kEntropy = 3 };
+
+FR_HOST_DEVICE bool reads_target(SignalKind kind) {
+  return kind == SignalKind::kSurprisal || kind == SignalKind::kNll;
+}
+
+// Everything a gold signal derives from log p of its target: delta, `scale` (kappa: u = kappa *
+// (o - onehot)) and d(kappa)/d(log p) for second derivatives. Finite for all log p in (-inf, 0].
+template <typename A>
+struct GoldSignal {
+  A delta;
+  A scale;
+  A scale_slope;
+};
+
+template <typename A>
+FR_HOST_DEVICE GoldSignal<A> gold_signal(SignalKind kind, A log_p) {
+  GoldSignal<A> s;
+  if (kind == SignalKind::kNll) {
+    s.delta = -log_p;
+    s.scale = A(1);
+    s.scale_slope = A(0);
+    return s;
+  }
+  // surprisal: delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
+  const A p = exp(log_p);
+  const A one_minus_p = -expm1(log_p);
+  // p * log p underflows to 0 * -inf for impossible targets; the limit is 0.
+  const A p_log_p = p > A(0) ? p * log_p : A(0);
+  const A power = p > A(0) ? exp(one_minus_p * log_p) : A(0);
+  const A log_p_plus_1 = p > A(0) ? log_p + A(1) : A(0);
+  s.delta = expm1(-p_log_p);
+  s.scale = power * log_p_plus_1;
+  s.scale_slope = power * ((one_minus_p - p_log_p) * log_p_plus_1 + A(1));
+  return s;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Random bits. Philox4x32-10 (Salmon et al. 2011), a pure function of (key, counter), so that a
+// mask is regenerated where it is needed, on any device and by any number of threads.
+
+struct Philox {
+  uint32_t word[4];
+};
+
+FR_HOST_DEVICE Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t(0xD2511F53u) * c0;
+    const uint64_t p1 = uint64_t(0xCD9E8D57u) * c2;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c0 = n0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = n2;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return Philox{{c0, c1, c2, c3}};
+}
+
+// One dropout mask of a sequence: which stream of the seed it is and how often it drops.
+// Streams never overlap: the counter is (unit / 4, row, stream << 20 | sample, time).
+struct Dropout {
+  const int64_t* seed;  // [1], null: no dropout
+  uint32_t stream;
+  uint32_t threshold;  // a unit is dropped if its 32 random bits are below this
+  double scale;        // 1 / (1 - p)
+};
+
+enum DropoutStream : uint32_t { kOutputStream = 0, kLayerStream = 1 /* + layer */ };
+
+FR_HOST_DEVICE Dropout make_dropout(const int64_t* seed, uint32_t stream, double p) {
+  return Dropout{p > 0 ? seed : nullptr, stream, static_cast<uint32_t>(p * 4294967296.0),
+                 1.0 / (1.0 - p)};
+}
+
+// The factor (0 or scale) of units 4 * quad .. 4 * quad + 3.
+template <typename A>
+FR_HOST_DEVICE void dropout_quad(const Dropout& d, uint32_t time, uint32_t sample, uint32_t row,
+                                 uint32_t quad, A* factor) {
+  const Philox bits =
+      philox(static_cast<uint64_t>(*d.seed), quad, row, d.stream << 20 | sample, time);
+  for (int i = 0; i < 4; ++i) factor[i] = bits.word[i] < d.threshold ? A(0) : A(d.scale);
+}
+
+}  // namespace fused_recoder

@@ -1,0 +1,22 @@
+"""Recoding for recurrent language models, in closed form. Start with `FusedRecodingLSTM`."""
+
+import torch
+
+from . import _build
+
+_build.check()
+
+from . import _ops, functional, reference, signals, steps  # noqa: E402
+from ._module import RecodingTrace  # noqa: E402
+from .lstm import FusedRecodingLSTM  # noqa: E402
+
+__version__ = "0.1.0"
+__all__ = [
+    "FusedRecodingLSTM",
+    "RecodingTrace",
+    "functional",
+    "reference",
+    "signals",
+    "steps",
+]
+del torch, _build, _ops
