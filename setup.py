@@ -99,7 +99,9 @@ setup(
             "fused_recoder._C",
             ["csrc/bindings.cpp", *sorted(glob("csrc/engine/*.cpp"))],
             define_macros=macros,
-            extra_compile_args=COMMON_FLAGS,
+            # at::parallel_for is a header: without OpenMP here it would silently run serially.
+            extra_compile_args=[*COMMON_FLAGS, "-fopenmp"],
+            extra_link_args=["-fopenmp"],
         )
     ],
     cmdclass={"build_ext": BuildPerInstructionSet},

@@ -73,7 +73,7 @@ FR_INLINE void store(T* p, Vec<T> v, int n) {
 
 template <typename T>
 FR_INLINE Vec<T> splat(T x) {
-  return Vec<T>{} + x;
+  return x - Vec<T>{};  // one broadcast; x + 0 would really be added, for the sake of -0
 }
 
 template <typename T>
