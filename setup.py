@@ -90,7 +90,9 @@ decision += f"; CPU kernels for {', '.join(INSTRUCTION_SETS)}"
 decision += "; debug build" if DEBUG else ""
 print(f"fused_recoder: torch {torch.__version__}; {decision}", file=sys.stderr)
 
-macros = [("FR_BUILD_DECISION", f'"{decision}"')] + ([("FR_X86", None)] if X86 else [])
+macros = [("AT_PER_OPERATOR_HEADERS", None), ("FR_BUILD_DECISION", f'"{decision}"')] + (
+    [("FR_X86", None)] if X86 else []
+)
 setup(
     # An extension works with the torch it was compiled against, and with no other.
     install_requires=[f"torch=={torch.__version__.split('+')[0]}"],

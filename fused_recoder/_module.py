@@ -284,9 +284,7 @@ class RecodingLSTMBase(nn.Module):
         expected = (shape[0], shape[2]) if unbatched else shape
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
             if tuple(state.shape) != expected:
-                raise ValueError(
-                    f"hx: {name} must have shape {expected}, got {tuple(state.shape)}"
-                )
+                raise ValueError(f"hx: {name} must have shape {expected}, got {tuple(state.shape)}")
         h0, c0 = hx
         return (h0.unsqueeze(1), c0.unsqueeze(1)) if unbatched else (h0, c0)
 

@@ -15,6 +15,13 @@ def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _check_devices(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """Mixed devices end up here, not in a kernel, if one of them is "meta"."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != like.device:
+            raise ValueError(f"{name} must be on {like.device}, got {tensor.device}")
+
+
 # ------------------------------------------------------------------------------- recode_forward
 
 
@@ -23,6 +30,11 @@ def _(
     input, h0, c0, weights, decoder_weight, decoder_bias, step, targets, mask, lengths, seed,
     signal, argmax, recode_h, recode_c, dropout, output_dropout, save, save_step_grads, trace,
 ):  # fmt: skip
+    _check_devices(
+        input, h0=h0, c0=c0, decoder_weight=decoder_weight, decoder_bias=decoder_bias, step=step,
+        targets=targets, recode_mask=mask, lengths=lengths, seed=seed,
+        **{f"weights[{i}]": w for i, w in enumerate(weights)},
+    )  # fmt: skip
     T, B, _ = input.shape
     L, _, H = h0.shape
     S = int(recode_h) + int(recode_c)
@@ -127,6 +139,7 @@ def _(
 
 @torch.library.register_fake("fused_recoder::signal_gradient")
 def _(hidden, weight, bias, targets, signal):
+    _check_devices(hidden, weight=weight, bias=bias, targets=targets)
     return (
         hidden.new_empty(hidden.shape[0], dtype=_accumulate_dtype(hidden.dtype)),
         hidden.new_empty(hidden.shape),

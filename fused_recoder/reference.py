@@ -104,8 +104,11 @@ class RecodingLSTM(RecodingLSTMBase):
                 h_new = [torch.where(inside, a, b) for a, b in zip(h_new, h, strict=True)]
                 c_new = [torch.where(inside, a, b) for a, b in zip(c_new, c, strict=True)]
                 output = torch.where(inside, output, 0)
-            h, c = (h_new, c_new) if outer_grad else ([s.detach() for s in v] for v in (h_new, c_new))
-            outputs.append(output if outer_grad else output.detach())
+            if not outer_grad:
+                h_new, c_new = ([s.detach() for s in states] for states in (h_new, c_new))
+                output = output.detach()
+            h, c = h_new, c_new
+            outputs.append(output)
 
         return (
             torch.stack(outputs),

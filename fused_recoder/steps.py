@@ -98,7 +98,8 @@ def as_step(step: float | str | Tensor | Mapping | Step) -> Step:
         return step
     if isinstance(step, str):
         if step not in NAMES:
-            raise ValueError(f"step must be a number, one of {sorted(NAMES)} or a Step, got {step!r}")
+            known = sorted(NAMES)
+            raise ValueError(f"step must be a number, one of {known} or a Step, got {step!r}")
         return NAMES[step]()
     if isinstance(step, (int, float, Tensor, Mapping)) and not isinstance(step, bool):
         return Fixed(step)

@@ -9,9 +9,9 @@ namespace fused_recoder {
 namespace {
 
 template <typename S>
-BackwardResult run_backward(const Sequence& s, const Saved& saved, const OptionalTensor& grad_output,
-                            const OptionalTensor& grad_h_n, const OptionalTensor& grad_c_n,
-                            bool with_bias, bool need_input_grad) {
+BackwardResult run_backward(const Sequence& s, const Saved& saved,
+                            const OptionalTensor& grad_output, const OptionalTensor& grad_h_n,
+                            const OptionalTensor& grad_c_n, bool with_bias, bool need_input_grad) {
   using A = typename AccumulateIn<S>::type;
   const Options& o = s.options;
   const int64_t T = s.T, B = s.B, H = s.H, L = s.L, states = o.states();
@@ -118,8 +118,10 @@ void check_saved(const Saved& saved, const Sequence& s) {
   const auto check = [&](const char* name, const at::Tensor& t, at::IntArrayRef shape) {
     TORCH_CHECK_VALUE(t.sizes() == shape && t.is_contiguous() && t.scalar_type() == compute &&
                           t.device() == s.input.device(),
-                      "saved tensor ", name, " is not what recode_forward returned for these "
-                      "arguments: expected shape ", shape, ", got ", t.sizes());
+                      "saved tensor ", name,
+                      " is not what recode_forward returned for these "
+                      "arguments: expected shape ",
+                      shape, ", got ", t.sizes());
   };
   check("gates", saved.gates, {s.L, s.T, s.B, 4 * s.H});
   check("h", saved.h, {s.L, s.T, s.B, s.H});

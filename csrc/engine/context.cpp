@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
 
 #include <cstdlib>
 #include <string>
@@ -49,8 +50,7 @@ const CpuKernels& cpu_kernels() {
 }
 
 void parallel_for(int64_t count, int64_t grain, Launch::Body body, const void* context) {
-  at::parallel_for(0, count, grain,
-                   [&](int64_t begin, int64_t end) { body(context, begin, end); });
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 }  // namespace
@@ -72,8 +72,7 @@ const Kernels<double>& kernels_for<double>(const at::Device& device) {
 Launch launch_on(const at::Device&) { return Launch{parallel_for, nullptr}; }
 
 template <typename S>
-ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed,
-                                  int64_t expected_calls)
+ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t expected_calls)
     : matrix_(transposed ? weight.t() : weight),
       kernels_(&kernels_for<S>(weight.device())),
       launch_(launch_on(weight.device())) {
@@ -81,9 +80,8 @@ ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed,
   if (kernels_->gemm == nullptr || expected_calls < 4) return;
   const int64_t inner = matrix_.size(0), cols = matrix_.size(1);
   packed_ = at::empty({kernels_->packed_size(inner, cols)}, weight.options());
-  kernels_->pack(launch_, PackMatrix<S>{inner, cols, matrix_.const_data_ptr<S>(),
-                                        matrix_.stride(0), matrix_.stride(1),
-                                        packed_.mutable_data_ptr<S>()});
+  kernels_->pack(launch_, PackMatrix<S>{inner, cols, matrix_.const_data_ptr<S>(), matrix_.stride(0),
+                                        matrix_.stride(1), packed_.mutable_data_ptr<S>()});
 }
 
 template <typename S>
@@ -91,9 +89,8 @@ void ConstantMatrix<S>::multiply(int64_t rows, const S* x, A* out, const A* bias
                                  bool accumulate) const {
   const int64_t inner = matrix_.size(0), cols = matrix_.size(1);
   if (packed_.defined()) {
-    kernels_->gemm(launch_, PackedGemm<S>{rows, inner, cols, x, inner,
-                                          packed_.const_data_ptr<S>(), bias, accumulate, out,
-                                          cols});
+    kernels_->gemm(launch_, PackedGemm<S>{rows, inner, cols, x, inner, packed_.const_data_ptr<S>(),
+                                          bias, accumulate, out, cols});
     return;
   }
   const auto wrap = [&](const auto* p, at::IntArrayRef sizes) {

@@ -65,10 +65,10 @@ class Forward {
   const Launch launch;
   const at::TensorOptions storage, accum;
 
-  std::vector<ConstantMatrix<S>> from_below;  // [H -> 4H] by layer; layer 0 is done in one GEMM
-  std::vector<ConstantMatrix<S>> from_hidden; // [H -> 4H]
-  std::vector<ConstantMatrix<S>> to_below;    // [4H -> H] gradients of the gates to the layer below
-  ConstantMatrix<S> decode, decode_back;      // [H -> V], [V -> H]
+  std::vector<ConstantMatrix<S>> from_below;   // [H -> 4H] by layer; layer 0 is done in one GEMM
+  std::vector<ConstantMatrix<S>> from_hidden;  // [H -> 4H]
+  std::vector<ConstantMatrix<S>> to_below;  // [4H -> H] gradients of the gates to the layer below
+  ConstantMatrix<S> decode, decode_back;    // [H -> V], [V -> H]
 
   Buffer<S> h0;                     // [L,B,H]
   Buffer<A> c0;                     // [L,B,H]
@@ -281,8 +281,8 @@ template <typename S>
 ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads, bool trace) {
   Forward<S> forward(s, save, save_step_grads, trace);
   forward.run();
-  const at::Tensor none = at::empty({0}, forward.delta.tensor().options());
-  at::Tensor delta_after = none, step_size = none, grad_norm = none;
+  const auto none = [&] { return at::empty({0}, forward.delta.tensor().options()); };
+  at::Tensor delta_after = none(), step_size = none(), grad_norm = none();
   if (trace && s.options.recodes()) {
     const int64_t states = s.options.states();
     delta_after = forward.delta_after;
@@ -324,15 +324,13 @@ ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, cons
                              const OptionalTensor& targets, const OptionalTensor& mask,
                              const OptionalTensor& lengths, const OptionalTensor& seed,
                              c10::string_view signal, bool argmax, bool recode_h, bool recode_c,
-                             double dropout, double output_dropout, bool save,
-                             bool save_step_grads, bool trace) {
-  const Options options{parse_signal(signal), argmax,  recode_h,
-                        recode_c,             dropout, output_dropout};
+                             double dropout, double output_dropout, bool save, bool save_step_grads,
+                             bool trace) {
+  const Options options{parse_signal(signal), argmax, recode_h, recode_c, dropout, output_dropout};
   const Sequence s = make_sequence(input, h0, c0, weights, decoder_weight, decoder_bias, step,
                                    targets, mask, lengths, seed, options);
-  return s.input.scalar_type() == at::kDouble
-             ? run_forward<double>(s, save, save_step_grads, trace)
-             : run_forward<float>(s, save, save_step_grads, trace);
+  return s.input.scalar_type() == at::kDouble ? run_forward<double>(s, save, save_step_grads, trace)
+                                              : run_forward<float>(s, save, save_step_grads, trace);
 }
 
 }  // namespace fused_recoder

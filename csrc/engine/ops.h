@@ -31,8 +31,8 @@ ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, cons
                              const OptionalTensor& targets, const OptionalTensor& mask,
                              const OptionalTensor& lengths, const OptionalTensor& seed,
                              c10::string_view signal, bool argmax, bool recode_h, bool recode_c,
-                             double dropout, double output_dropout, bool save,
-                             bool save_step_grads, bool trace);
+                             double dropout, double output_dropout, bool save, bool save_step_grads,
+                             bool trace);
 
 // grad_input [T,B,I] (empty unless asked for), grad_h0, grad_c0 [L,B,H], grad_weights like
 // weights, grad_step [L,S] (empty unless step_grads were saved). The recoding gradient is a
@@ -42,12 +42,11 @@ using BackwardResult =
 
 BackwardResult recode_backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h_n,
                                const OptionalTensor& grad_c_n, at::TensorList saved,
-                               const at::Tensor& input, const at::Tensor& h0,
-                               const at::Tensor& c0, at::TensorList weights,
-                               const at::Tensor& step, const OptionalTensor& lengths,
-                               const OptionalTensor& seed, c10::string_view signal, bool recode_h,
-                               bool recode_c, double dropout, double output_dropout,
-                               bool need_input_grad);
+                               const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
+                               at::TensorList weights, const at::Tensor& step,
+                               const OptionalTensor& lengths, const OptionalTensor& seed,
+                               c10::string_view signal, bool recode_h, bool recode_c,
+                               double dropout, double output_dropout, bool need_input_grad);
 
 // hidden [N,H], weight [V,H], bias [V], targets [N] -> delta [N], d(delta)/d(hidden) [N,H]
 std::tuple<at::Tensor, at::Tensor> signal_gradient(const at::Tensor& hidden,

@@ -1,5 +1,11 @@
 #include "sequence.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
+
+#include <string>
+
 #include "context.h"
 
 namespace fused_recoder {
@@ -166,9 +172,9 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
     check_tensor("targets", *targets, {s.T, s.B}, "[T, B]", input);
     TORCH_CHECK_TYPE(targets->scalar_type() == at::kLong, "targets must be int64, got ",
                      targets->scalar_type());
-    s.targets = (s.live.defined() ? at::where(s.live.to(at::kBool), *targets, kIgnoreTarget)
-                                  : *targets)
-                    .contiguous();
+    s.targets =
+        (s.live.defined() ? at::where(s.live.to(at::kBool), *targets, kIgnoreTarget) : *targets)
+            .contiguous();
     if (s.V > 0) check_targets_in_range(s.targets, s.V);
     const at::Tensor counted = (s.targets != kIgnoreTarget).to(at::kByte);
     s.active = s.active.defined() ? s.active * counted : counted;

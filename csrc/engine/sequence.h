@@ -5,7 +5,8 @@
 // ("h" before "c").
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <vector>
@@ -23,7 +24,7 @@ SignalKind parse_signal(c10::string_view name);
 
 struct Options {
   SignalKind signal;
-  bool argmax;            // gold signals: recode towards the most probable token, not the target
+  bool argmax;  // gold signals: recode towards the most probable token, not the target
   bool recode_h, recode_c;
   double dropout;         // between layers
   double output_dropout;  // between the top layer and the decoder
@@ -32,9 +33,7 @@ struct Options {
   bool recodes() const { return signal != SignalKind::kNone && states() > 0; }
   // Signals that see the gold token predict from the unrecoded state (no label may leak), the
   // others from the recoded one.
-  bool output_is_recoded() const {
-    return recodes() && recode_h && !reads_target(signal);
-  }
+  bool output_is_recoded() const { return recodes() && recode_h && !reads_target(signal); }
 };
 
 struct Layer {
@@ -52,16 +51,16 @@ struct Sequence {
   at::ScalarType io_type;     // of input and output
   at::ScalarType state_type;  // of h_n and c_n
 
-  at::Tensor input;               // [T,B,I]
-  at::Tensor h0, c0;              // [L,B,H]
+  at::Tensor input;   // [T,B,I]
+  at::Tensor h0, c0;  // [L,B,H]
   std::vector<Layer> layers;
-  at::Tensor decoder_weight;      // [V,H] or undefined
-  at::Tensor decoder_bias;        // [V] or undefined
-  at::Tensor step;                // [L,S] of the accumulation type
-  at::Tensor targets;             // [T,B] int64 or undefined; -100 behind the end and where ignored
-  at::Tensor live;                // [T,B] uint8 or undefined: inside its sequence
-  at::Tensor active;              // [T,B] uint8 or undefined: to be recoded
-  at::Tensor seed;                // [1] int64 or undefined
+  at::Tensor decoder_weight;  // [V,H] or undefined
+  at::Tensor decoder_bias;    // [V] or undefined
+  at::Tensor step;            // [L,S] of the accumulation type
+  at::Tensor targets;         // [T,B] int64 or undefined; -100 behind the end and where ignored
+  at::Tensor live;            // [T,B] uint8 or undefined: inside its sequence
+  at::Tensor active;          // [T,B] uint8 or undefined: to be recoded
+  at::Tensor seed;            // [1] int64 or undefined
 
   Dropout layer_dropout(int64_t layer) const {
     return make_dropout(seed_pointer(), kLayerStream + layer, options.dropout);

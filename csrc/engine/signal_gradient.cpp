@@ -1,5 +1,7 @@
 // Decoder-level ops for any model: the signal of given hidden states, its gradient in them, and
 // the backward pass of both. Works in chunks of rows: [N,V] is never held.
+#include <ATen/ops/ones.h>
+
 #include <algorithm>
 
 #include "context.h"
@@ -149,8 +151,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> signal_gradient_backward(
     const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& targets,
     c10::string_view signal) {
   const Checked a = check(hidden, weight, bias, targets, signal);
-  TORCH_CHECK_VALUE(delta_bar.sizes() == at::IntArrayRef({a.N}), "delta_bar must have shape [N], got ",
-                    delta_bar.sizes());
+  TORCH_CHECK_VALUE(delta_bar.sizes() == at::IntArrayRef({a.N}),
+                    "delta_bar must have shape [N], got ", delta_bar.sizes());
   TORCH_CHECK_VALUE(grad_bar.sizes() == hidden.sizes(), "grad_bar must have shape [N, H], got ",
                     grad_bar.sizes());
   return a.hidden.scalar_type() == at::kDouble ? run_backward<double>(a, delta_bar, grad_bar)
@@ -175,8 +177,9 @@ at::Tensor dropout_mask(const at::Tensor& seed, int64_t stream, double p, int64_
   const auto fill = [&](const auto& kernels, auto* data) {
     using A = std::remove_pointer_t<decltype(data)>;
     for (int64_t t = 0; t < T; ++t)
-      kernels.dropout_mask(launch, DropoutMask<A>{B, units, dropout, static_cast<uint32_t>(time + t),
-                                                  0, data + t * B * units});
+      kernels.dropout_mask(launch,
+                           DropoutMask<A>{B, units, dropout, static_cast<uint32_t>(time + t), 0,
+                                          data + t * B * units});
   };
   if (dtype == at::kDouble)
     fill(kernels_for<double>(seed.device()), out.mutable_data_ptr<double>());

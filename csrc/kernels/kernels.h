@@ -89,13 +89,13 @@ template <typename S>
 struct Recode {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, hidden;
-  const A* gates;         // [B,4H] activated
-  const A* c_prev;        // [B,H]
-  const A* c;             // [B,H] before recoding
-  const S* h;             // [B,H] before recoding
-  const A* dh;            // [B,H] see above
-  const A* row_scale;     // [B] or null
-  Dropout dropout;        // of the connection that `dh` came through
+  const A* gates;      // [B,4H] activated
+  const A* c_prev;     // [B,H]
+  const A* c;          // [B,H] before recoding
+  const S* h;          // [B,H] before recoding
+  const A* dh;         // [B,H] see above
+  const A* row_scale;  // [B] or null
+  Dropout dropout;     // of the connection that `dh` came through
   uint32_t time;
   const uint8_t* active;  // [B] or null: rows to recode
   const uint8_t* live;    // [B] or null: rows inside their sequence
@@ -117,21 +117,21 @@ template <typename S>
 struct CellBackward {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, hidden;
-  const A* gates;         // [B,4H] activated
-  const A* c_prev;        // [B,H] recoded state of the step before
-  const A* dh_up;         // [B,H] or null: cotangent of what went up (dropout applied here)
+  const A* gates;   // [B,4H] activated
+  const A* c_prev;  // [B,H] recoded state of the step before
+  const A* dh_up;   // [B,H] or null: cotangent of what went up (dropout applied here)
   Dropout dropout;
   uint32_t time;
-  const A* dh_recoded;    // [B,H] or null: cotangent of h'
-  A* dc;                  // [B,H] in: cotangent of c'; out: that of the previous c'
-  const uint8_t* live;    // [B] or null
-  const A* grad_h;        // [B,H] or null
-  const A* grad_c;        // [B,H] or null
-  A* step_bar_h;          // [B] out or null: cotangent of alpha_h
-  A* step_bar_c;          // [B] out or null
-  bool up_is_recoded;     // what went up is h', not h: its cotangent counts for alpha_h
-  S* dgates;              // [B,4H] out
-  A* dh_prev;             // [B,H] out or null: cotangent that dead rows hand to the step before
+  const A* dh_recoded;  // [B,H] or null: cotangent of h'
+  A* dc;                // [B,H] in: cotangent of c'; out: that of the previous c'
+  const uint8_t* live;  // [B] or null
+  const A* grad_h;      // [B,H] or null
+  const A* grad_c;      // [B,H] or null
+  A* step_bar_h;        // [B] out or null: cotangent of alpha_h
+  A* step_bar_c;        // [B] out or null
+  bool up_is_recoded;   // what went up is h', not h: its cotangent counts for alpha_h
+  S* dgates;            // [B,4H] out
+  A* dh_prev;           // [B,H] out or null: cotangent that dead rows hand to the step before
 };
 
 // out[r, :] = factor of the dropout mask at (time, sample, row r)
@@ -148,7 +148,7 @@ template <typename S>
 struct PackedGemm {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, inner, cols;
-  const S* a;       // [rows,inner], row stride lda
+  const S* a;  // [rows,inner], row stride lda
   int64_t lda;
   const S* packed;  // packed_size(inner, cols) elements, by pack()
   const A* bias;    // [cols] or null

@@ -43,10 +43,10 @@ FR_HOST_DEVICE GoldSignal<A> gold_signal(SignalKind kind, A log_p) {
   // surprisal: delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
   const A p = exp(log_p);
   const A one_minus_p = -expm1(log_p);
-  // p * log p underflows to 0 * -inf for impossible targets; the limit is 0.
-  const A p_log_p = p > A(0) ? p * log_p : A(0);
-  const A power = p > A(0) ? exp(one_minus_p * log_p) : A(0);
-  const A log_p_plus_1 = p > A(0) ? log_p + A(1) : A(0);
+  // p * log p would be 0 * -inf for impossible targets; the limit is 0. (NaN is not 0 and stays.)
+  const A p_log_p = p == A(0) ? A(0) : p * log_p;
+  const A power = p == A(0) ? A(0) : exp(one_minus_p * log_p);
+  const A log_p_plus_1 = p == A(0) ? A(0) : log_p + A(1);
   s.delta = expm1(-p_log_p);
   s.scale = power * log_p_plus_1;
   s.scale_slope = power * ((one_minus_p - p_log_p) * log_p_plus_1 + A(1));

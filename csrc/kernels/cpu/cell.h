@@ -64,12 +64,12 @@ void recode(const Launch& launch, const Recode<T>& p) {
   parallel(launch, p.rows, grain_of(8 * H), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t row = b * H;
-      const T* gates = p.gates + 4 * row;                                  // [4H]
-      T* dgates = p.dgates != nullptr ? p.dgates + 4 * row : nullptr;      // [4H]
-      T* h_up = p.h_up != nullptr ? p.h_up + row : nullptr;                // [H]
-      T* h_after = p.h_after != nullptr ? p.h_after + row : nullptr;       // [H]
-      T* grad_h = p.grad_h != nullptr ? p.grad_h + row : nullptr;          // [H]
-      T* grad_c = p.grad_c != nullptr ? p.grad_c + row : nullptr;          // [H]
+      const T* gates = p.gates + 4 * row;                              // [4H]
+      T* dgates = p.dgates != nullptr ? p.dgates + 4 * row : nullptr;  // [4H]
+      T* h_up = p.h_up != nullptr ? p.h_up + row : nullptr;            // [H]
+      T* h_after = p.h_after != nullptr ? p.h_after + row : nullptr;   // [H]
+      T* grad_h = p.grad_h != nullptr ? p.grad_h + row : nullptr;      // [H]
+      T* grad_c = p.grad_c != nullptr ? p.grad_c + row : nullptr;      // [H]
       const bool live = p.live == nullptr || p.live[b];
       const bool active = live && (p.active == nullptr || p.active[b]);
       // An inactive row takes a step of length zero along a gradient of zero.
@@ -98,9 +98,9 @@ void recode(const Launch& launch, const Recode<T>& p) {
         squares_h += dh * dh;
         squares_c += dc * dc;
         if (dgates != nullptr) {
-          const GateCotangents<T> d = gate_cotangents<T>(
-              load(gates + j, n), load(gates + H + j, n), load(gates + 2 * H + j, n), o, tanh_c,
-              load(p.c_prev + row + j, n), dh, dc);
+          const GateCotangents<T> d = gate_cotangents<T>(load(gates + j, n), load(gates + H + j, n),
+                                                         load(gates + 2 * H + j, n), o, tanh_c,
+                                                         load(p.c_prev + row + j, n), dh, dc);
           store(dgates + j, d.i, n);
           store(dgates + H + j, d.f, n);
           store(dgates + 2 * H + j, d.g, n);
@@ -140,12 +140,10 @@ void cell_backward(const Launch& launch, const CellBackward<T>& p) {
         const Vec<T> o = load(gates + 3 * H + j, n);
         const Vec<T> c_prev = load(p.c_prev + row + j, n);
         const Vec<T> tanh_c = tanh<T>(f * c_prev + i * g);
-        const Vec<T> recoded =
-            p.dh_recoded != nullptr ? load(p.dh_recoded + row + j, n) : Vec<T>{};
-        const Vec<T> up =
-            p.dh_up != nullptr
-                ? load(p.dh_up + row + j, n) * dropout_factor<T>(p.dropout, p.time, b, j)
-                : Vec<T>{};
+        const Vec<T> recoded = p.dh_recoded != nullptr ? load(p.dh_recoded + row + j, n) : Vec<T>{};
+        const Vec<T> up = p.dh_up != nullptr ? load(p.dh_up + row + j, n) *
+                                                   dropout_factor<T>(p.dropout, p.time, b, j)
+                                             : Vec<T>{};
         const Vec<T> dh = recoded + up;
         const Vec<T> dc_recoded = load(p.dc + row + j, n);
         if (p.grad_h != nullptr)

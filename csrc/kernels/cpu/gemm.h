@@ -41,8 +41,7 @@ void pack(const Launch& launch, const PackMatrix<T>& p) {
         const int64_t k1 = k0 + square < p.inner ? k0 + square : p.inner;
         for (int64_t n = 0; n < kPanel<T>; ++n)
           for (int64_t k = k0; k < k1; ++k)
-            out[k * kPanel<T> + n] =
-                n < cols ? in[k * p.stride_inner + n * p.stride_cols] : T(0);
+            out[k * kPanel<T> + n] = n < cols ? in[k * p.stride_inner + n * p.stride_cols] : T(0);
       }
     }
   });

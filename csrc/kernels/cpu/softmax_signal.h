@@ -22,9 +22,8 @@ struct RowSoftmax {
 template <typename T>
 FR_INLINE T row_maximum(const T* logits, int64_t V) {
   Vec<T> best = splat<T>(-INFINITY);
-  for_each_vector<T>(V, [&](int64_t j, int n) {
-    best = max<T>(load(logits + j, n, T(-INFINITY)), best);
-  });
+  for_each_vector<T>(
+      V, [&](int64_t j, int n) { best = max<T>(load(logits + j, n, T(-INFINITY)), best); });
   return largest<T>(best);
 }
 
@@ -74,7 +73,7 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
   const int64_t V = p.vocab;
   parallel(launch, p.rows, grain_of(V), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      T* logits = p.logits + b * V;                                          // [V]
+      T* logits = p.logits + b * V;                                           // [V]
       T* direction = p.direction != nullptr ? p.direction + b * V : nullptr;  // [V]
       if (p.targets != nullptr && p.targets[b] < 0) {
         if (direction != nullptr) memset(direction, 0, V * sizeof(T));
@@ -179,13 +178,13 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       const T log_p = (target_logit - row.maximum) - log(row.sum);
       const T inverse = T(1) / row.sum;
       const GoldSignal<T> signal = gold_signal<T>(p.kind, log_p);
-      const T mean_bar = row_dot(u, bar, V) * inverse;    // <o, bar>
-      const T along = mean_bar - bar[target];             // <o - onehot, bar>
+      const T mean_bar = row_dot(u, bar, V) * inverse;  // <o, bar>
+      const T along = mean_bar - bar[target];           // <o - onehot, bar>
       // d(log p)/d(l) = onehot - o = -direction
       const T on_direction = delta_bar * signal.scale - along * signal.scale_slope;
       const T p_minus_1 = ::expm1(log_p);
-      const T target_bar = signal.scale * (p_minus_1 + T(1)) * (bar[target] - mean_bar) +
-                           on_direction * p_minus_1;
+      const T target_bar =
+          signal.scale * (p_minus_1 + T(1)) * (bar[target] - mean_bar) + on_direction * p_minus_1;
       for_each_vector<T>(V, [&](int64_t j, int n) {
         const Vec<T> o = load(u + j, n) * inverse;
         store(bar + j, o * (signal.scale * (load(bar + j, n) - mean_bar) + on_direction), n);

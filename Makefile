@@ -1,0 +1,42 @@
+# make demo | test | bench | lint | format: each sets up what it needs, on a fresh machine too.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEPENDENCIES := $(VENV)/.dependencies
+BUILT := $(VENV)/.built
+CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+PY := fused_recoder bench tests examples setup.py
+
+.PHONY: demo test bench lint format clean
+
+demo: $(BUILT)
+	$(BIN)/python examples/demo.py
+
+test: $(BUILT)
+	$(BIN)/python -m pytest -n 2
+
+bench: $(BUILT)
+	$(BIN)/python -m bench
+
+lint: $(DEPENDENCIES)
+	$(BIN)/ruff check $(PY)
+	$(BIN)/ruff format --check $(PY)
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: $(DEPENDENCIES)
+	$(BIN)/ruff check --fix $(PY)
+	$(BIN)/ruff format $(PY)
+	$(BIN)/clang-format -i $(CPP)
+
+$(DEPENDENCIES): requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+$(BUILT): $(DEPENDENCIES) setup.py pyproject.toml $(CPP)
+	$(BIN)/python -m pip install --no-build-isolation --no-deps --quiet -e .
+	$(BIN)/python -m fused_recoder env
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info fused_recoder/*.so $(BUILT)

@@ -1,0 +1,91 @@
+"""Interleaved timing and peak memory.
+
+Machines are noisy, so contenders take turns, round by round, and what is reported is the ratio of
+two of them within a round: its median and quartiles over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from tqdm import tqdm
+
+LARGE_GEMM = 1536
+
+
+def seconds(f: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
+def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: str) -> dict:
+    """Seconds per contender and round: {name: [rounds]}. One warm-up each."""
+    for f in tqdm(contenders.values(), desc=f"{label}: warm-up", leave=False):
+        f()
+    times = {name: [] for name in contenders}
+    for _ in tqdm(range(rounds), desc=label, leave=False):
+        for name, f in contenders.items():
+            times[name].append(seconds(f))
+    return times
+
+
+def large_gemm() -> Callable[[], object]:
+    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
+    return lambda: torch.mm(a, a)
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """25 %, 50 %, 75 %."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def ratio(times: dict, fast: str, slow: str) -> tuple[float, float, float]:
+    """How many times faster `fast` is than `slow`: quartiles over the rounds."""
+    return quartiles([s / f for s, f in zip(times[slow], times[fast], strict=True)])
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory_in_a_fresh_process(case: str, contender: str) -> float | None:
+    """Peak extra resident memory of the first step after a tiny one, in MB."""
+    result = subprocess.run(
+        [sys.executable, "-m", "bench", "--memory-of", case, contender],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if result.returncode != 0:
+        return None
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def machine() -> dict:
+    """What a reader needs to judge the numbers."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as f:
+            model = next(line for line in f if line.startswith("model name")).split(":")[1].strip()
+    except (OSError, StopIteration):
+        pass
+    from fused_recoder import _C, __version__
+
+    return {
+        "cpu": model,
+        "threads": torch.get_num_threads(),
+        "kernels": _C.cpu_instruction_set(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "fused_recoder": __version__,
+    }

@@ -1,0 +1,80 @@
+"""Pairs of fused module and oracle with the same weights, and the measures tests compare by."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fused_recoder as fr
+
+SIGNALS = [None, "nll", "surprisal", "entropy"]
+STATES = [("h",), ("c",), ("h", "c")]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=[1, 2], ids=["1thread", "2threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def make_pair(input_size=5, hidden=7, layers=2, vocab=11, dtype=torch.float64, **options):
+    """(fused, reference, decoder), sharing one decoder and equal weights."""
+    options.setdefault("decoder", nn.Linear(hidden, vocab, dtype=dtype))
+    fused = fr.FusedRecodingLSTM(input_size, hidden, layers, dtype=dtype, **options)
+    oracle = fr.reference.RecodingLSTM(input_size, hidden, layers, dtype=dtype, **options)
+    oracle.load_state_dict(fused.state_dict())
+    return fused, oracle, options["decoder"]
+
+
+def make_inputs(rnn, T=4, B=3, vocab=11, dtype=torch.float64):
+    """x [T, B, I], (h0, c0) [L, B, H], all wanting gradients, and targets [T, B]."""
+    shape = (rnn.num_layers, B, rnn.hidden_size)
+    x = torch.randn(T, B, rnn.input_size, dtype=dtype, requires_grad=True)
+    hx = tuple(torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(2))
+    return x, hx, torch.randint(vocab, (T, B))
+
+
+def run_with_gradients(rnn, x, hx, **arguments):
+    """All results of a forward and backward pass, by name."""
+    torch.manual_seed(1)
+    output, (h_n, c_n), trace = rnn(x, hx, return_trace=True, **arguments)
+    results = {"output": output, "h_n": h_n, "c_n": c_n, **trace._asdict()}
+    torch.manual_seed(2)
+    outs = (output, h_n, c_n)
+    cotangents = [torch.randn(o.shape, dtype=torch.float64).to(o.dtype) for o in outs]
+    wanted = {"x": x, "h_0": hx[0], "c_0": hx[1], **dict(rnn.named_parameters())}
+    wanted = {n: t for n, t in wanted.items() if t.requires_grad}
+    grads = torch.autograd.grad(outs, list(wanted.values()), cotangents, allow_unused=True)
+    for (name, tensor), grad in zip(wanted.items(), grads, strict=True):
+        results[f"grad {name}"] = torch.zeros_like(tensor) if grad is None else grad
+    return {name: value.detach() for name, value in results.items()}
+
+
+def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """Largest deviation, relative to the largest element."""
+    assert value.shape == truth.shape, f"{tuple(value.shape)} is not {tuple(truth.shape)}"
+    scale = truth.abs().max().clamp_min(1e-30)
+    return ((value.double() - truth.double()).abs().max() / scale).item()
+
+
+def assert_all_close(results: dict, truth: dict, tolerance: float = 1e-10):
+    assert results.keys() == truth.keys()
+    errors = {name: relative_error(results[name], truth[name]) for name in truth}
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+    assert not wrong, f"relative errors above {tolerance}: {wrong}"
+
+
+def as_dtype(rnn, decoder, dtype):
+    """A copy of the module and the decoder it holds in another precision."""
+    rnn, decoder = copy.deepcopy((rnn, decoder))
+    return rnn.to(dtype), decoder.to(dtype)
