@@ -10,6 +10,9 @@ from torch import nn
 
 import fused_recoder as fr
 
+# Test processes run side by side, one core each; what is about threads asks for them.
+torch.set_num_threads(1)
+
 SIGNALS = [None, "nll", "surprisal", "entropy"]
 STATES = [("h",), ("c",), ("h", "c")]
 

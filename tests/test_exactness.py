@@ -1,6 +1,7 @@
 """The fused engine against the oracle: every option in float64, an error budget in float32."""
 
 import itertools
+from collections import defaultdict
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ import fused_recoder as fr
 @pytest.mark.parametrize("states", STATES, ids="".join)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("step", [0.7, "learned"])
-def test_float64_agrees_with_the_oracle(signal, states, layers, step, threads):
+def test_float64_agrees_with_the_oracle(signal, states, layers, step):
     """All combinations of targets (given, some ignored, absent), masks, lengths and dropout."""
     for targets, mask, lengths, dropout, output_dropout in itertools.product(
         ("given", "absent"), (False, True), (None, [4, 2, 1]), (0.0, 0.3), (0.0, 0.4)
@@ -70,26 +71,31 @@ def test_odd_shapes(shape, signal):
 @pytest.mark.parametrize("states", STATES, ids="".join)
 @pytest.mark.parametrize("shape", [(7, 5, 24, 40, 2, 300), (20, 3, 65, 129, 1, 1000)], ids=str)
 def test_float32_error_is_at_most_twice_the_references(shape, signal, states):
-    """Both measured against float64. Elements are compared in norm: single elements of either
-    side are luck."""
+    """Both measured against float64, in norm and over several draws: single numbers are luck."""
     T, B, I, H, L, V = shape
-    fused, oracle, decoder = make_pair(I, H, L, V, signal=signal, states=states, step="learned")
-    x, hx, y = make_inputs(fused, T, B, V)
-    truth = run_with_gradients(oracle, x, hx, targets=y)
+    squares = defaultdict(lambda: [0.0, 0.0])  # name -> fused, reference
+    for seed in range(10):
+        torch.manual_seed(seed)
+        fused, oracle, decoder = make_pair(I, H, L, V, signal=signal, states=states, step="learned")
+        x, hx, y = make_inputs(fused, T, B, V)
+        truth = run_with_gradients(oracle, x, hx, targets=y)
+        for i, rnn in enumerate((fused, oracle)):
+            rnn, _ = as_dtype(rnn, decoder, torch.float32)
+            x32, *hx32 = (t.detach().float().requires_grad_() for t in (x, *hx))
+            results = run_with_gradients(rnn, x32, tuple(hx32), targets=y)
+            for name, want in truth.items():
+                error = (results[name].double() - want).norm() / want.norm()
+                squares[name][i] += error.item() ** 2
+    worse = {n: (f / r) ** 0.5 for n, (f, r) in squares.items() if f > 4 * r}
+    assert not worse, f"float32 error relative to the reference's: {worse}"
 
-    def in_float32(rnn):
-        rnn, _ = as_dtype(rnn, decoder, torch.float32)
-        x32, *hx32 = (t.detach().float().requires_grad_() for t in (x, *hx))
-        return run_with_gradients(rnn, x32, tuple(hx32), targets=y)
 
-    def error(results, name):
-        return ((results[name].double() - truth[name]).norm() / truth[name].norm()).item()
-
-    got, reference = in_float32(fused), in_float32(oracle)
-    for name in truth:
-        # An ulp for values that the reference happens to hit exactly.
-        budget = 2 * error(reference, name) + 1.2e-7
-        assert error(got, name) <= budget, f"{name}: {error(got, name)} > {budget}"
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_float64_agrees_for_any_number_of_threads(signal, threads):
+    fused, oracle, _ = make_pair(20, 33, 2, 501, signal=signal, step="learned", dropout=0.1)
+    x, hx, y = make_inputs(fused, 5, 37, 501)
+    got = run_with_gradients(fused, x, hx, targets=y)
+    assert_all_close(got, run_with_gradients(oracle, x, hx, targets=y))
 
 
 def test_non_contiguous_and_expanded_inputs():

@@ -24,33 +24,24 @@ FR_HOST_DEVICE bool reads_target(SignalKind kind) {
 
 // Everything a gold signal derives from log p of its target: delta, `scale` (kappa: u = kappa *
 // (o - onehot)) and d(kappa)/d(log p) for second derivatives. Finite for all log p in (-inf, 0].
-template <typename A>
+// In double for every storage type: a scalar per row costs nothing, and an error in it would be
+// common to the whole row.
 struct GoldSignal {
-  A delta;
-  A scale;
-  A scale_slope;
+  double delta;
+  double scale;
+  double scale_slope;
 };
 
-template <typename A>
-FR_HOST_DEVICE GoldSignal<A> gold_signal(SignalKind kind, A log_p) {
-  GoldSignal<A> s;
-  if (kind == SignalKind::kNll) {
-    s.delta = -log_p;
-    s.scale = A(1);
-    s.scale_slope = A(0);
-    return s;
-  }
+FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
+  if (kind == SignalKind::kNll) return GoldSignal{-log_p, 1, 0};
   // surprisal: delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
-  const A p = exp(log_p);
-  const A one_minus_p = -expm1(log_p);
-  // p * log p would be 0 * -inf for impossible targets; the limit is 0. (NaN is not 0 and stays.)
-  const A p_log_p = p == A(0) ? A(0) : p * log_p;
-  const A power = p == A(0) ? A(0) : exp(one_minus_p * log_p);
-  const A log_p_plus_1 = p == A(0) ? A(0) : log_p + A(1);
-  s.delta = expm1(-p_log_p);
-  s.scale = power * log_p_plus_1;
-  s.scale_slope = power * ((one_minus_p - p_log_p) * log_p_plus_1 + A(1));
-  return s;
+  const double p = exp(log_p);
+  // p * log p would be 0 * -inf for impossible targets; the limits are 0. (NaN is not 0.)
+  if (p == 0) return GoldSignal{0, 0, 0};
+  const double one_minus_p = -expm1(log_p);
+  const double power = exp(one_minus_p * log_p);
+  return GoldSignal{expm1(-p * log_p), power * (log_p + 1),
+                    power * ((one_minus_p - p * log_p) * (log_p + 1) + 1)};
 }
 
 // ---------------------------------------------------------------------------------------------

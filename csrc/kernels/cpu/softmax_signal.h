@@ -15,8 +15,8 @@ constexpr int64_t kSumBlock = 4096;
 template <typename T>
 struct RowSoftmax {
   T maximum;
-  T sum;       // of exp(l - maximum)
-  T weighted;  // of exp(l - maximum) * (l - maximum); only if kWeighted
+  double sum;       // of exp(l - maximum)
+  double weighted;  // of exp(l - maximum) * (l - maximum); only if kWeighted
 };
 
 template <typename T>
@@ -46,7 +46,7 @@ FR_INLINE Vec<T> shifted(const T* logits, int64_t j, int n, T maximum) {
 // Writes exp(l - maximum) to `exps` unless it is null; it may be the memory of `logits`.
 template <typename T, bool kWeighted>
 FR_INLINE RowSoftmax<T> row_softmax(const T* logits, T* exps, int64_t V) {
-  RowSoftmax<T> row{row_maximum(logits, V), T(0), T(0)};
+  RowSoftmax<T> row{row_maximum(logits, V), 0, 0};
   for (int64_t start = 0; start < V; start += kSumBlock) {
     const int64_t size = V - start < kSumBlock ? V - start : kSumBlock;
     Vec<T> total{}, weighted{};
@@ -68,6 +68,13 @@ FR_INLINE RowSoftmax<T> row_softmax(const T* logits, T* exps, int64_t V) {
   return row;
 }
 
+// log p of a token. Scalars of a row are computed in double: an error there would be common to the
+// whole row, and cost next to nothing.
+template <typename T>
+FR_INLINE double row_log_p(const RowSoftmax<T>& row, T logit) {
+  return (double(logit) - double(row.maximum)) - log(row.sum);
+}
+
 template <typename T>
 void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
   const int64_t V = p.vocab;
@@ -85,8 +92,8 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
       }
       if (p.kind == SignalKind::kEntropy) {
         const RowSoftmax<T> row = row_softmax<T, true>(logits, nullptr, V);
-        const T log_sum = log(row.sum);
-        const T entropy = log_sum - row.weighted / row.sum;
+        const T log_sum = T(log(row.sum));
+        const T entropy = T(log(row.sum) - row.weighted / row.sum);
         if (direction != nullptr)
           for_each_vector<T>(V, [&](int64_t j, int n) {
             const Vec<T> log_o = shifted(logits, j, n, row.maximum) - log_sum;
@@ -99,18 +106,18 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
       const int64_t target = p.targets != nullptr ? p.targets[b] : row_argmax(logits, V);
       const T target_logit = logits[target];
       const RowSoftmax<T> row = row_softmax<T, false>(logits, direction, V);
-      const T log_p = (target_logit - row.maximum) - log(row.sum);
+      const double log_p = row_log_p(row, target_logit);
       if (direction != nullptr) {
-        const T inverse = T(1) / row.sum;
+        const T inverse = T(1 / row.sum);
         for_each_vector<T>(V, [&](int64_t j, int n) {
           store(direction + j, load(direction + j, n) * inverse, n);
         });
-        direction[target] = ::expm1(log_p);  // p - 1 without cancellation
+        direction[target] = T(::expm1(log_p));  // p - 1 without cancellation
       }
-      const GoldSignal<T> signal = gold_signal<T>(p.kind, log_p);
-      p.delta[b] = signal.delta;
-      if (p.scale != nullptr) p.scale[b] = signal.scale;
-      if (p.log_p != nullptr) p.log_p[b] = log_p;
+      const GoldSignal signal = gold_signal(p.kind, log_p);
+      p.delta[b] = T(signal.delta);
+      if (p.scale != nullptr) p.scale[b] = T(signal.scale);
+      if (p.log_p != nullptr) p.log_p[b] = T(log_p);
       if (p.chosen != nullptr) p.chosen[b] = target;
     }
   });
@@ -145,8 +152,8 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       }
       if (p.kind == SignalKind::kEntropy) {
         const RowSoftmax<T> row = row_softmax<T, true>(logits, nullptr, V);
-        const T log_sum = log(row.sum);
-        const T entropy = log_sum - row.weighted / row.sum;
+        const T log_sum = T(log(row.sum));
+        const T entropy = T(log(row.sum) - row.weighted / row.sum);
         T mean_bar = T(0), dot = T(0);  // <o, bar>, <u, bar>
         for (int64_t start = 0; start < V; start += kSumBlock) {
           const int64_t size = V - start < kSumBlock ? V - start : kSumBlock;
@@ -175,23 +182,24 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       const int64_t target = p.targets != nullptr ? p.targets[b] : row_argmax(logits, V);
       const T target_logit = logits[target];
       const RowSoftmax<T> row = row_softmax<T, false>(logits, u, V);
-      const T log_p = (target_logit - row.maximum) - log(row.sum);
-      const T inverse = T(1) / row.sum;
-      const GoldSignal<T> signal = gold_signal<T>(p.kind, log_p);
+      const double log_p = row_log_p(row, target_logit);
+      const T inverse = T(1 / row.sum);
+      const GoldSignal signal = gold_signal(p.kind, log_p);
+      const T scale = T(signal.scale);
       const T mean_bar = row_dot(u, bar, V) * inverse;  // <o, bar>
       const T along = mean_bar - bar[target];           // <o - onehot, bar>
       // d(log p)/d(l) = onehot - o = -direction
-      const T on_direction = delta_bar * signal.scale - along * signal.scale_slope;
-      const T p_minus_1 = ::expm1(log_p);
+      const T on_direction = T(delta_bar * signal.scale - along * signal.scale_slope);
+      const T p_minus_1 = T(::expm1(log_p));
       const T target_bar =
-          signal.scale * (p_minus_1 + T(1)) * (bar[target] - mean_bar) + on_direction * p_minus_1;
+          scale * (p_minus_1 + T(1)) * (bar[target] - mean_bar) + on_direction * p_minus_1;
       for_each_vector<T>(V, [&](int64_t j, int n) {
         const Vec<T> o = load(u + j, n) * inverse;
-        store(bar + j, o * (signal.scale * (load(bar + j, n) - mean_bar) + on_direction), n);
-        store(u + j, o * signal.scale, n);
+        store(bar + j, o * (scale * (load(bar + j, n) - mean_bar) + on_direction), n);
+        store(u + j, o * scale, n);
       });
       bar[target] = target_bar;
-      u[target] = signal.scale * p_minus_1;
+      u[target] = scale * p_minus_1;
     }
   });
 }
