@@ -12,15 +12,18 @@ TORCH_LIBRARY(fused_recoder, m) {
       "recode_forward(Tensor input, Tensor h0, Tensor c0, Tensor[] weights, "
       "Tensor? decoder_weight, Tensor? decoder_bias, Tensor step, Tensor? targets, "
       "Tensor? mask, Tensor? lengths, Tensor? seed, str signal, bool argmax, bool recode_h, "
-      "bool recode_c, float dropout, float output_dropout, bool save, bool save_step_grads, "
-      "bool trace) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor delta, Tensor delta_after, "
-      "Tensor step_size, Tensor grad_norm, Tensor[] saved)");
+      "bool recode_c, float dropout, float output_dropout, bool loss, bool save, "
+      "bool save_step_grads, bool save_decoder_grads, bool trace) -> (Tensor output, Tensor h_n, "
+      "Tensor c_n, Tensor nll, Tensor delta, Tensor delta_after, Tensor step_size, "
+      "Tensor grad_norm, Tensor[] saved)");
   m.def(
-      "recode_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor[] saved, "
-      "Tensor input, Tensor h0, Tensor c0, Tensor[] weights, Tensor step, Tensor? lengths, "
-      "Tensor? seed, str signal, bool recode_h, bool recode_c, float dropout, "
-      "float output_dropout, bool need_input_grad) -> (Tensor grad_input, Tensor grad_h0, "
-      "Tensor grad_c0, Tensor[] grad_weights, Tensor grad_step)");
+      "recode_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, "
+      "Tensor? grad_nll, Tensor[] saved, Tensor input, Tensor h0, Tensor c0, Tensor[] weights, "
+      "Tensor? decoder_weight, Tensor? decoder_bias, Tensor step, Tensor? targets, "
+      "Tensor? lengths, Tensor? seed, Tensor? output, str signal, bool recode_h, bool recode_c, "
+      "float dropout, float output_dropout, bool need_input_grad) -> (Tensor grad_input, "
+      "Tensor grad_h0, Tensor grad_c0, Tensor[] grad_weights, Tensor grad_decoder_weight, "
+      "Tensor grad_decoder_bias, Tensor grad_step)");
   m.def(
       "signal_gradient(Tensor hidden, Tensor weight, Tensor? bias, Tensor? targets, str signal) "
       "-> (Tensor delta, Tensor grad)");

@@ -8,11 +8,14 @@ _build.check()
 
 from . import _ops, functional, reference, signals, steps  # noqa: E402
 from ._module import RecodingTrace  # noqa: E402
+from .language_model import LanguageModelOutput, RecodingLanguageModel  # noqa: E402
 from .lstm import FusedRecodingLSTM  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
     "FusedRecodingLSTM",
+    "LanguageModelOutput",
+    "RecodingLanguageModel",
     "RecodingTrace",
     "functional",
     "reference",

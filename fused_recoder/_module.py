@@ -36,7 +36,18 @@ class Call(NamedTuple):
     mask: Tensor | None  # [T, B] bool
     lengths: Tensor | None  # [B] int64
     seed: Tensor | None  # [1] int64, of this sequence's dropout masks
+    loss: bool  # also compute nll
     trace: bool
+
+
+class Result(NamedTuple):
+    """What `_run` gives back, time-major."""
+
+    output: Tensor  # [T, B, H] the state to decode
+    h_n: Tensor  # [L, B, H]
+    c_n: Tensor  # [L, B, H]
+    nll: Tensor | None  # [T, B] of the targets; 0 where ignored
+    trace: RecodingTrace | None
 
 
 class RecodingLSTMBase(nn.Module):
@@ -112,7 +123,7 @@ class RecodingLSTMBase(nn.Module):
         self.signal = as_signal(signal)
         self.step = as_step(step)
         self.step.bind(num_layers, self.states, **factory)
-        if self.signal is not None:
+        if decoder is not None or self.signal is not None:
             self._check_decoder(decoder)
         # In a tuple, so that it is held and deep-copied with us, but not registered: it belongs to
         # the model that also decodes with it.
@@ -208,6 +219,26 @@ class RecodingLSTMBase(nn.Module):
             top layer before recoding for signals that see the gold token, after it for the
             others. `h_n` and `c_n` are the recoded states, for the next call.
         """
+        result = self.read(
+            input, hx, targets=targets, labels=labels, lengths=lengths, recode_mask=recode_mask,
+            return_trace=return_trace,
+        )  # fmt: skip
+        states = (result.h_n, result.c_n)
+        return (result.output, states, result.trace) if return_trace else (result.output, states)
+
+    def read(
+        self,
+        input: Tensor | PackedSequence,
+        hx=None,
+        *,
+        targets=None,
+        labels=None,
+        lengths=None,
+        recode_mask=None,
+        return_trace: bool = False,
+        loss: bool = False,
+    ) -> Result:
+        """`forward` by name, with the targets' nll (in the layout of the input) if asked for."""
         if labels is not None:
             raise NotImplementedError("labels are for Classifier signals, which do not exist yet")
         packed = input if isinstance(input, PackedSequence) else None
@@ -256,21 +287,23 @@ class RecodingLSTMBase(nn.Module):
             lengths = torch.as_tensor(lengths, dtype=torch.int64, device=x.device)
         call = Call(
             x, h0, c0, to_time_major(targets), to_time_major(recode_mask), lengths,
-            self._draw_seed(x), return_trace,
+            self._draw_seed(x), loss, return_trace,
         )  # fmt: skip
-        output, h_n, c_n, trace = self._run(call)
+        output, h_n, c_n, nll, trace = self._run(call)
 
         if unbatched:
             output, h_n, c_n = output.squeeze(1), h_n.squeeze(1), c_n.squeeze(1)
+            nll = None if nll is None else nll.squeeze(1)
             trace = trace and RecodingTrace(*(t.squeeze(-1) for t in trace))
         elif packed is not None:
             output = self._repack(output, packed, lengths)
         elif not time_major:
             output = output.transpose(0, 1)
-        return (output, (h_n, c_n), trace) if return_trace else (output, (h_n, c_n))
+            nll = None if nll is None else nll.transpose(0, 1)
+        return Result(output, h_n, c_n, nll, trace)
 
-    def _run(self, call: Call) -> tuple[Tensor, Tensor, Tensor, RecodingTrace | None]:
-        """The time loop: output [T, B, H], h_n [L, B, H], c_n [L, B, H], trace."""
+    def _run(self, call: Call) -> Result:
+        """The time loop."""
         raise NotImplementedError
 
     def _initial_states(self, hx, x: Tensor, unbatched: bool, packed) -> tuple[Tensor, Tensor]:

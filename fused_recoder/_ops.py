@@ -28,7 +28,8 @@ def _check_devices(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
 @torch.library.register_fake("fused_recoder::recode_forward")
 def _(
     input, h0, c0, weights, decoder_weight, decoder_bias, step, targets, mask, lengths, seed,
-    signal, argmax, recode_h, recode_c, dropout, output_dropout, save, save_step_grads, trace,
+    signal, argmax, recode_h, recode_c, dropout, output_dropout, loss, save, save_step_grads,
+    save_decoder_grads, trace,
 ):  # fmt: skip
     _check_devices(
         input, h0=h0, c0=c0, decoder_weight=decoder_weight, decoder_bias=decoder_bias, step=step,
@@ -54,11 +55,18 @@ def _(
             accumulated(L, T, B, H),
             accumulated(*((L - 1, T, B, H) if has_inputs else (0,))),
             accumulated(*((L, S, T, B, H) if recodes and save_step_grads else (0,))),
-        ]
+            accumulated(*((T, B, H) if loss else (0,))),
+            accumulated(*(decoder_weight.shape if loss and save_decoder_grads else (0,))),
+            accumulated(
+                *(decoder_bias.shape if loss and save_decoder_grads and decoder_bias is not None
+                  else (0,))
+            ),
+        ]  # fmt: skip
     return (
         input.new_empty(T, B, H),
         h0.new_empty(L, B, H),
         h0.new_empty(L, B, H),
+        accumulated(*((T, B) if loss else (0,))),
         accumulated(T, B),
         accumulated(*((T, B) if traced else (0,))),
         accumulated(*((L, S, T, B) if traced else (0,))),
@@ -69,46 +77,55 @@ def _(
 
 def _save_for_recode_backward(ctx, inputs, output):
     (
-        input, h0, c0, weights, _, _, step, _, _, lengths, seed,
-        signal, _, recode_h, recode_c, dropout, output_dropout, save, save_step_grads, _,
+        input, h0, c0, weights, decoder_weight, decoder_bias, step, targets, _, lengths, seed,
+        signal, _, recode_h, recode_c, dropout, output_dropout, loss, save, save_step_grads,
+        save_decoder_grads, _,
     ) = inputs  # fmt: skip
     ctx.set_materialize_grads(False)
-    *_, delta_after, step_size, grad_norm, saved = output
-    ctx.mark_non_differentiable(output[3], delta_after, step_size, grad_norm, *saved)
+    hidden, _, _, nll, *trace, saved = output
+    ctx.mark_non_differentiable(*trace, *saved, *([] if loss else [nll]))
     ctx.saved_anything = save
     ctx.num_weights = len(weights)
     ctx.has_step_grad = save_step_grads and signal != "none"
+    ctx.has_decoder_grads = save_decoder_grads
     ctx.options = (signal, recode_h, recode_c, dropout, output_dropout)
-    ctx.has_lengths, ctx.has_seed = lengths is not None, seed is not None
-    optional = [t for t in (lengths, seed) if t is not None]
-    ctx.save_for_backward(input, h0, c0, step, *optional, *weights, *saved)
+    # What only the gradient of the loss needs is not kept without one.
+    of_loss = (decoder_weight, decoder_bias, targets, hidden) if loss else (None,) * 4
+    optional = (*of_loss, lengths, seed)
+    ctx.present = [t is not None for t in optional]
+    kept = [t for t in optional if t is not None]
+    ctx.save_for_backward(input, h0, c0, step, *kept, *weights, *saved)
 
 
-def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, *_):
+def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, *_):
     if not ctx.saved_anything:
         raise RuntimeError(
             "fused_recoder::recode_forward was called with save=False, so there is nothing to "
             "differentiate"
         )
     input, h0, c0, step, *rest = ctx.saved_tensors
-    lengths = rest.pop(0) if ctx.has_lengths else None
-    seed = rest.pop(0) if ctx.has_seed else None
+    decoder_weight, decoder_bias, targets, hidden, lengths, seed = (
+        rest.pop(0) if present else None for present in ctx.present
+    )
     weights, saved = rest[: ctx.num_weights], rest[ctx.num_weights :]
-    if grad_output is None and grad_h_n is None and grad_c_n is None:
+    if all(grad is None for grad in (grad_output, grad_h_n, grad_c_n, grad_nll)):
         grad_h_n = torch.zeros_like(h0)
-    grad_input, grad_h0, grad_c0, grad_weights, grad_step = ops.recode_backward(
-        grad_output, grad_h_n, grad_c_n, saved, input, h0, c0, weights, step, lengths, seed,
-        *ctx.options, ctx.needs_input_grad[0],
+    grads = ops.recode_backward(
+        grad_output, grad_h_n, grad_c_n, grad_nll, saved, input, h0, c0, weights, decoder_weight,
+        decoder_bias, step, targets, lengths, seed, hidden, *ctx.options, ctx.needs_input_grad[0],
     )  # fmt: skip
+    grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step = grads
+    with_decoder = ctx.has_decoder_grads and grad_nll is not None
     return (
         grad_input if ctx.needs_input_grad[0] else None,
         grad_h0,
         grad_c0,
         grad_weights,
-        None,  # decoder_weight: the recoding gradient is a constant
-        None,  # decoder_bias
+        # Without a loss nothing: the recoding gradient is a constant.
+        grad_weight if with_decoder else None,
+        grad_bias if with_decoder and decoder_bias is not None else None,
         grad_step.to(step.dtype) if ctx.has_step_grad else None,
-        *[None] * 13,
+        *[None] * 15,
     )
 
 
@@ -119,17 +136,21 @@ torch.library.register_autograd(
 
 @torch.library.register_fake("fused_recoder::recode_backward")
 def _(
-    grad_output, grad_h_n, grad_c_n, saved, input, h0, c0, weights, step, lengths, seed,
-    signal, recode_h, recode_c, dropout, output_dropout, need_input_grad,
+    grad_output, grad_h_n, grad_c_n, grad_nll, saved, input, h0, c0, weights, decoder_weight,
+    decoder_bias, step, targets, lengths, seed, output, signal, recode_h, recode_c, dropout,
+    output_dropout, need_input_grad,
 ):  # fmt: skip
-    has_step_grad = saved[4].numel() > 0
+    step_grads, decoder_weight_grad, decoder_bias_grad = saved[4], saved[6], saved[7]
+    no_loss = grad_nll is None
     return (
         torch.empty_like(input) if need_input_grad else input.new_empty(0),
         torch.empty_like(h0),
         torch.empty_like(c0),
         [torch.empty_like(w) for w in weights],
+        input.new_empty(0 if no_loss else decoder_weight_grad.shape),
+        input.new_empty(0 if no_loss else decoder_bias_grad.shape),
         input.new_empty(
-            step.shape if has_step_grad else (0,), dtype=_accumulate_dtype(input.dtype)
+            step.shape if step_grads.numel() > 0 else (0,), dtype=_accumulate_dtype(input.dtype)
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._module import Call, RecodingLSTMBase, RecodingTrace
+from ._module import Call, RecodingLSTMBase, RecodingTrace, Result
 
 
 class FusedRecodingLSTM(RecodingLSTMBase):
@@ -35,20 +35,24 @@ class FusedRecodingLSTM(RecodingLSTMBase):
                 'gradient="exact" is not fused yet: use fused_recoder.reference.RecodingLSTM'
             )
 
-    def _run(self, call: Call):
+    def _run(self, call: Call) -> Result:
         signal = self.signal
         x, weights = call.input, [w for layer in self.all_weights for w in layer]
-        decoder_weight, decoder_bias = (None, None) if signal is None else self.decoder_parameters()
+        decodes = signal is not None or call.loss
+        decoder_weight, decoder_bias = self.decoder_parameters() if decodes else (None, None)
         step = self.step()
         if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
             x, *weights = (t.to(dtype) for t in (x, *weights))
             decoder_weight = None if decoder_weight is None else decoder_weight.to(dtype)
             decoder_bias = None if decoder_bias is None else decoder_bias.to(dtype)
+        decoder_grads = call.loss and any(
+            t is not None and t.requires_grad for t in (decoder_weight, decoder_bias)
+        )
         tracked = [x, call.h0, call.c0, step, *weights]
-        save = torch.is_grad_enabled() and any(t.requires_grad for t in tracked)
+        save = torch.is_grad_enabled() and (decoder_grads or any(t.requires_grad for t in tracked))
         dropout, output_dropout = self.active_dropout
-        output, h_n, c_n, delta, delta_after, step_size, grad_norm, _ = (
+        output, h_n, c_n, nll, delta, delta_after, step_size, grad_norm, _ = (
             torch.ops.fused_recoder.recode_forward(
                 x,
                 call.h0,
@@ -67,8 +71,10 @@ class FusedRecodingLSTM(RecodingLSTMBase):
                 "c" in self.states,
                 dropout,
                 output_dropout,
+                call.loss,
                 save,
                 save and step.requires_grad,
+                save and decoder_grads,
                 call.trace,
             )
         )
@@ -79,4 +85,4 @@ class FusedRecodingLSTM(RecodingLSTMBase):
                 step_size = grad_norm = delta.new_zeros(shape)
                 delta_after = delta
             trace = RecodingTrace(delta, delta_after, step_size, grad_norm)
-        return output, h_n, c_n, trace
+        return Result(output, h_n, c_n, nll if call.loss else None, trace)

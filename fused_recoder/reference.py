@@ -12,8 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._module import IGNORE, Call, RecodingLSTMBase, RecodingTrace
+from ._module import IGNORE, Call, RecodingLSTMBase, RecodingTrace, Result
 from .functional import LAYER_STREAM, OUTPUT_STREAM, dropout_mask
+from .language_model import RecodingLanguageModel as FusedLanguageModel
+
+
+def gold_nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p [B] of targets [B] under logits [B, V]; 0 where they are ignored."""
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
 
 
 def signal_value(name: str, logits: Tensor, targets: Tensor | None) -> Tensor:
@@ -21,7 +27,7 @@ def signal_value(name: str, logits: Tensor, targets: Tensor | None) -> Tensor:
     if name == "entropy":
         log_o = F.log_softmax(logits, -1)
         return -(log_o.exp() * log_o).sum(-1)
-    nll = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
+    nll = gold_nll(logits, targets)
     if name == "nll":
         return nll
     if name == "surprisal":  # p^(-p) - 1
@@ -32,7 +38,7 @@ def signal_value(name: str, logits: Tensor, targets: Tensor | None) -> Tensor:
 class RecodingLSTM(RecodingLSTMBase):
     """Same signature and semantics as `FusedRecodingLSTM`."""
 
-    def _run(self, call: Call):
+    def _run(self, call: Call) -> Result:
         outer_grad, exact = torch.is_grad_enabled(), self.gradient == "exact"
         signal, L = self.signal, self.num_layers
         masks = self._dropout_masks(call)  # per layer [T, B, H] or None, of what goes up from it
@@ -51,7 +57,7 @@ class RecodingLSTM(RecodingLSTMBase):
         projected = F.linear(call.input, layers[0][0], layers[0][2]).unbind(0)  # T x [B, 4H]
 
         h, c = list(call.h0.unbind(0)), list(call.c0.unbind(0))  # recoded, L x [B, H]
-        outputs, trace = [], []
+        outputs, nlls, trace = [], [], []
         for t in range(len(projected)):
             # Recoding differentiates also where the caller does not.
             with torch.enable_grad():
@@ -86,6 +92,9 @@ class RecodingLSTM(RecodingLSTMBase):
                     for (l, s), g in zip(wanted, grads, strict=True):
                         state = h_new if s == "h" else c_new
                         state[l] = state[l] - step[l, self.states.index(s)] * g
+                    if call.loss and signal.reads_target:
+                        # The prediction is that of the unrecoded state: these logits.
+                        nlls.append(gold_nll(logits, self._targets(call, t)))
                     if not signal.reads_target:
                         output = h_new[-1] if masks[-1] is None else h_new[-1] * masks[-1][t]
 
@@ -110,10 +119,18 @@ class RecodingLSTM(RecodingLSTMBase):
             h, c = h_new, c_new
             outputs.append(output)
 
-        return (
-            torch.stack(outputs),
+        output, nll = torch.stack(outputs), None
+        if call.loss and nlls:
+            nll = torch.stack(nlls) if outer_grad else torch.stack(nlls).detach()
+        elif call.loss:  # one large GEMM for all steps
+            targets = call.targets if live is None else call.targets.where(live, IGNORE)
+            logits = F.linear(output, *self.decoder_parameters())
+            nll = gold_nll(logits.flatten(0, 1), targets.flatten()).view_as(targets)
+        return Result(
+            output,
             torch.stack(h),
             torch.stack(c),
+            nll,
             self._trace(call, trace, counted, active, step) if call.trace else None,
         )
 
@@ -123,6 +140,10 @@ class RecodingLSTM(RecodingLSTMBase):
             return None
         if call.targets is None or self.signal.target == "argmax":
             return logits.detach().argmax(-1)
+        return self._targets(call, t)
+
+    def _targets(self, call: Call, t: int) -> Tensor:
+        """The gold tokens [B] of step t, ignored behind the end of their sequence."""
         if call.lengths is None:
             return call.targets[t]
         return torch.where(t < call.lengths, call.targets[t], IGNORE)
@@ -158,3 +179,9 @@ class RecodingLSTM(RecodingLSTMBase):
         if active is not None:
             sizes = sizes * active
         return RecodingTrace(delta, after, sizes, norms.movedim(0, 1).reshape(shape))
+
+
+class RecodingLanguageModel(FusedLanguageModel):
+    """Same signature and semantics as `fused_recoder.RecodingLanguageModel`."""
+
+    rnn_class = RecodingLSTM

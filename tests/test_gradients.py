@@ -54,7 +54,7 @@ def test_detached_backward_is_the_derivative_with_the_recoder_replayed(
         return torch.ops.fused_recoder.recode_forward(
             x, h0, c0, weights, decoder.weight, decoder.bias, steps, y, None, lengths, seed,
             signal or "none", False, "h" in states, "c" in states, between, dropout,
-            True, True, False,
+            False, True, True, False, False,
         )  # fmt: skip
 
     steps = rnn.step().detach().requires_grad_()
@@ -129,7 +129,7 @@ def test_gradient_of_an_unsaved_forward_is_refused():
     weights = [w for layer in rnn.all_weights for w in layer]
     output, *_ = torch.ops.fused_recoder.recode_forward(
         x, *hx, weights, decoder.weight, decoder.bias, rnn.step(), y, None, None, None,
-        "nll", False, True, True, 0.0, 0.0, False, False, False,
+        "nll", False, True, True, 0.0, 0.0, False, False, False, False, False,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="save=False"):
         output.sum().backward()

@@ -54,7 +54,7 @@ def test_initialisation_and_parameter_names_are_those_of_nn_lstm():
     torch.manual_seed(5)
     lstm = nn.LSTM(5, 7, 2)
     torch.manual_seed(5)
-    ours = fr.FusedRecodingLSTM(5, 7, 2, decoder=nn.Identity(), signal=None)
+    ours = fr.FusedRecodingLSTM(5, 7, 2, decoder=None, signal=None)
     assert ours.state_dict().keys() == lstm.state_dict().keys()
     for name, value in lstm.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value)

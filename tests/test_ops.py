@@ -6,10 +6,11 @@ from conftest import make_inputs, make_pair
 from torch.library import opcheck
 
 ops = torch.ops.fused_recoder
+F64 = torch.float64
 NAMES = [
     "input", "h0", "c0", "weights", "decoder_weight", "decoder_bias", "step", "targets", "mask",
     "lengths", "seed", "signal", "argmax", "recode_h", "recode_c", "dropout", "output_dropout",
-    "save", "save_step_grads", "trace",
+    "loss", "save", "save_step_grads", "save_decoder_grads", "trace",
 ]  # fmt: skip
 
 
@@ -20,7 +21,7 @@ def forward_arguments(**changes):
     values = [
         x, h0, c0, [w for layer in rnn.all_weights for w in layer], decoder.weight, decoder.bias,
         rnn.step(), y, torch.rand(4, 3) < 0.7, torch.tensor([4, 3, 1]), torch.tensor([3]), "nll",
-        False, True, True, 0.2, 0.1, True, True, True,
+        False, True, True, 0.2, 0.1, True, True, True, True, True,
     ]  # fmt: skip
     return dict(zip(NAMES, values, strict=True)) | changes
 
@@ -32,14 +33,17 @@ def forward_arguments(**changes):
         {},
         {"trace": False, "mask": None, "lengths": None, "seed": None, "dropout": 0.0,
          "output_dropout": 0.0, "save_step_grads": False},
-        {"targets": None, "recode_c": False},
+        {"targets": None, "loss": False, "recode_c": False},
+        {"save_decoder_grads": False, "decoder_bias": None},
     ],
-    ids=["all", "bare", "argmax"],
+    ids=["all", "bare", "argmax", "no decoder gradient"],
 )  # fmt: skip
 def test_opcheck_forward(signal, changes):
     arguments = forward_arguments(signal=signal, **changes)
     if not arguments["recode_c"]:
         arguments["step"] = arguments["step"][:, :1]
+    if not arguments["save_decoder_grads"]:
+        arguments["decoder_weight"] = arguments["decoder_weight"].detach()
     if not arguments["save_step_grads"]:
         arguments["step"] = arguments["step"].detach()
     opcheck(ops.recode_forward.default, tuple(arguments.values()))
@@ -49,10 +53,11 @@ def test_opcheck_backward():
     a = forward_arguments()
     with torch.no_grad():
         output, h_n, *_, saved = ops.recode_forward(*a.values())
+        grad_nll = torch.randn(4, 3, dtype=F64)
         arguments = (
-            torch.randn_like(output), torch.randn_like(h_n), None, saved, a["input"], a["h0"],
-            a["c0"], a["weights"], a["step"], a["lengths"], a["seed"], "nll", True, True, 0.2, 0.1,
-            True,
+            torch.randn_like(output), torch.randn_like(h_n), None, grad_nll, saved, a["input"],
+            a["h0"], a["c0"], a["weights"], a["decoder_weight"], a["decoder_bias"], a["step"],
+            a["targets"], a["lengths"], a["seed"], output, "nll", True, True, 0.2, 0.1, True,
         )  # fmt: skip
         opcheck(ops.recode_backward.default, arguments)
 
@@ -71,9 +76,6 @@ def test_opcheck_signal_gradient(signal):
 
 def test_opcheck_dropout_mask():
     opcheck(ops.dropout_mask.default, (torch.tensor([9]), 1, 0.3, 0, 2, 3, 5, torch.float32))
-
-
-F64 = torch.float64
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,7 @@ F64 = torch.float64
         ({"lengths": torch.tensor([4, 3, 0])}, ValueError, "lengths must be between 1 and T = 4"),
         ({"lengths": torch.tensor([5, 3, 1])}, ValueError, "lengths must be between"),
         ({"lengths": torch.tensor([4.0, 3, 1])}, TypeError, "lengths must be int64"),
+        ({"targets": None}, ValueError, "targets must be given for a loss"),
         ({"seed": None}, ValueError, "seed must be given"),
         ({"seed": torch.zeros(2, dtype=torch.int64)}, ValueError, "seed must have shape"),
         ({"seed": torch.zeros(1)}, TypeError, "seed must be int64"),
@@ -140,15 +143,16 @@ def test_backward_refuses_tensors_that_are_not_its_own():
 
         def backward(saved, grad_output=output):
             return ops.recode_backward(
-                grad_output, None, None, saved, a["input"], a["h0"], a["c0"], a["weights"],
-                a["step"], a["lengths"], a["seed"], "nll", True, True, 0.2, 0.1, True,
+                grad_output, None, None, None, saved, a["input"], a["h0"], a["c0"], a["weights"],
+                None, None, a["step"], None, a["lengths"], a["seed"], None, "nll", True, True,
+                0.2, 0.1, True,
             )  # fmt: skip
 
         backward(saved)
-        with pytest.raises(ValueError, match="saved must hold 5"):
+        with pytest.raises(ValueError, match="saved must hold 8"):
             backward(saved[:3])
         with pytest.raises(ValueError, match="saved tensor c "):
-            backward([saved[0], saved[1], saved[2][:, :2], saved[3], saved[4]])
+            backward([*saved[:2], saved[2][:, :2], *saved[3:]])
         with pytest.raises(ValueError, match="saved tensor gates"):
             backward([saved[0].float(), *saved[1:]])
         with pytest.raises(ValueError, match="grad_output must have shape"):

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "context.h"
+#include "loss.h"
 #include "ops.h"
 
 namespace fused_recoder {
@@ -13,10 +14,17 @@ class Forward {
   using A = typename AccumulateIn<S>::type;
 
  public:
-  Forward(const Sequence& sequence, bool save, bool save_step_grads, bool trace);
+  struct Keep {
+    bool states;         // everything the backward pass needs
+    bool step_grads;     // also what the gradient of the step size needs
+    bool decoder_grads;  // also the gradient of the loss in the decoder
+    bool trace;
+  };
+  Forward(const Sequence& sequence, const Keep& keep);
   void run();
 
   at::Tensor delta_after;  // [T,B] trace
+  Buffer<A> nll;           // [T,B] with a loss
   Buffer<A> delta;         // [T,B]
   Buffer<A> grad_norm;     // [L,S,T,B] trace
   Buffer<S> output;        // [T,B,H]
@@ -27,6 +35,7 @@ class Forward {
  private:
   void cells(int64_t t);
   void recode(int64_t t);
+  void flush_decoder_gradients(int64_t end);
   void redecode();
 
   // States are kept for all steps where they are saved, else for this step and the last.
@@ -80,7 +89,7 @@ class Forward {
   Buffer<S> h_raw;                  // [L,B,H]
   Buffer<A> c_raw;                  // [L,B,H]
   Buffer<S> decoder_input;          // [B,H]
-  Buffer<A> logits;                 // [B,V] logits, then the direction of u
+  Buffer<A> logits;                 // [rows,B,V] logits, then the direction of u
   Buffer<A> dh;                     // [B,H]
   Buffer<S> dgates;                 // [B,4H]
   Buffer<A> scale;                  // [B]
@@ -89,13 +98,16 @@ class Forward {
   Buffer<int64_t> targets, chosen;  // [T,B] given, in use
   Buffer<uint8_t> live, active;     // [T,B]
   Buffer<S> after;                  // [T,B,H] trace
+  Buffer<A> loss_grads;             // [T,B,H]
+  LossGradients decoder_grads;
+  int64_t steps_per_flush = 1;  // steps of logits held for one update of the decoder's gradient
 };
 
 template <typename S>
-Forward<S>::Forward(const Sequence& sequence, bool save, bool save_step_grads, bool trace)
+Forward<S>::Forward(const Sequence& sequence, const Keep& keep)
     : s(sequence),
-      save(save),
-      trace(trace && s.options.recodes()),
+      save(keep.states),
+      trace(keep.trace && s.options.recodes()),
       recodes_h(s.options.recodes() && s.options.recode_h),
       recodes_c(s.options.recodes() && s.options.recode_c),
       output_is_raw(recodes_h && !s.options.output_is_recoded() && s.options.output_dropout == 0 &&
@@ -125,6 +137,14 @@ Forward<S>::Forward(const Sequence& sequence, bool save, bool save_step_grads, b
                                             : ConstantMatrix<S>());
   }
   delta = Buffer<A>(at::zeros({T, B}, accum));
+  if (o.loss) {
+    nll = Buffer<A>({T, B}, accum);
+    if (save) loss_grads = Buffer<A>({T, B, H}, accum);
+    if (save && keep.decoder_grads) {
+      decoder_grads.weight = at::zeros({s.V, H}, accum);
+      if (s.decoder_bias.defined()) decoder_grads.bias = at::zeros({s.V}, accum);
+    }
+  }
   if (!o.recodes()) return;
 
   decode = ConstantMatrix<S>(s.decoder_weight, true, T);
@@ -132,12 +152,14 @@ Forward<S>::Forward(const Sequence& sequence, bool save, bool save_step_grads, b
   if (recodes_h) h_raw = Buffer<S>({L, B, H}, storage);
   if (recodes_c) c_raw = Buffer<A>({L, B, H}, accum);
   if (o.output_is_recoded()) decoder_input = Buffer<S>({B, H}, storage);
-  logits = Buffer<A>({B, s.V}, accum);
+  if (o.loss_shares_gradient() && decoder_grads.weight.defined())
+    steps_per_flush = loss_chunk_rows(s.V, B, T * B) / B;
+  logits = Buffer<A>({steps_per_flush, B, s.V}, accum);
   dh = Buffer<A>({B, H}, accum);
   if (L > 1) dgates = Buffer<S>({B, 4 * H}, storage);
   scale = Buffer<A>({B}, accum);
   step = Buffer<A>(s.step);
-  if (save && save_step_grads) step_grads = Buffer<A>({L, states, T, B, H}, accum);
+  if (save && keep.step_grads) step_grads = Buffer<A>({L, states, T, B, H}, accum);
   if (reads_target(o.signal)) {
     chosen = Buffer<int64_t>({T, B}, accum.dtype(at::kLong));
     if (!o.argmax) targets = Buffer<int64_t>(s.targets);
@@ -180,20 +202,27 @@ template <typename S>
 void Forward<S>::recode(int64_t t) {
   const Options& o = s.options;
   const A* bias = s.decoder_bias.defined() ? s.decoder_bias.const_data_ptr<A>() : nullptr;
-  decode.multiply(s.B, above(s.L - 1, t), logits(), bias);
+  A* rows = logits(t % steps_per_flush);  // [B,V]
+  decode.multiply(s.B, above(s.L - 1, t), rows, bias);
 
   SoftmaxSignal<S> signal{};
   signal.rows = s.B;
   signal.vocab = s.V;
   signal.kind = o.signal;
-  signal.logits = logits();
+  signal.logits = rows;
   signal.targets = targets(t);
-  signal.direction = logits();
+  signal.direction = rows;
   signal.delta = delta(t);
   signal.scale = scale();
   signal.chosen = chosen(t);
+  // Saving 1 of the design: the same direction is the gradient of the loss and, times `scale`,
+  // that of the signal.
+  const bool shared = o.loss_shares_gradient();
+  if (shared) signal.log_p = nll(t);
+  A* dh_top = shared && save ? loss_grads(t) : dh();  // [B,H]
   kernels.softmax_signal(launch, signal);
-  decode_back.multiply(s.B, logits(), dh());
+  decode_back.multiply(s.B, rows, dh_top);
+  if (shared) flush_decoder_gradients(t + 1);
 
   const int64_t index_c = o.recode_h ? 1 : 0;  // of c among the recoded states
   for (int64_t l = s.L - 1; l >= 0; --l) {
@@ -205,7 +234,7 @@ void Forward<S>::recode(int64_t t) {
     p.c_prev = c_before(l, t);
     p.c = raw_c(l, t);
     p.h = raw_h(l, t);
-    p.dh = dh();
+    p.dh = top ? dh_top : dh();
     p.row_scale = top ? scale() : nullptr;
     p.dropout = s.dropout_above(l);
     p.time = static_cast<uint32_t>(t);
@@ -229,6 +258,16 @@ void Forward<S>::recode(int64_t t) {
     kernels.recode(launch, p);
     if (l > 0) to_below[l].multiply(s.B, dgates(), dh());
   }
+}
+
+// Once enough steps are collected, their rows of logits become one large GEMM.
+template <typename S>
+void Forward<S>::flush_decoder_gradients(int64_t end) {
+  if (!decoder_grads.weight.defined()) return;
+  const int64_t steps = (end - 1) % steps_per_flush + 1;
+  if (steps < steps_per_flush && end < s.T) return;
+  add_decoder_gradients(decoder_grads, logits.tensor().narrow(0, 0, steps).view({steps * s.B, s.V}),
+                        output.tensor().narrow(0, end - steps, steps).view({steps * s.B, s.H}));
 }
 
 // delta_after: the signal of the recoded top states, all steps in a few large GEMMs.
@@ -264,6 +303,14 @@ void Forward<S>::run() {
     cells(t);
     if (s.options.recodes()) recode(t);
   }
+  if (s.options.loss_shares_gradient()) {
+    nll.tensor().neg_();  // the kernel writes log p
+  } else if (s.options.loss) {
+    LossGradients gradients = decoder_grads;
+    if (loss_grads) gradients.states = loss_grads.tensor().view({s.T * s.B, s.H});
+    decoder_loss<S>(s, output.tensor().view({s.T * s.B, s.H}), s.targets.flatten(), {},
+                    nll.tensor().view({s.T * s.B}), gradients);
+  }
   if (trace) redecode();
   // What does not count has no signal: behind the end, or an ignored target.
   at::Tensor counted = s.live;
@@ -274,12 +321,14 @@ void Forward<S>::run() {
     if (delta_after.defined()) delta_after.masked_fill_(uncounted, 0);
   }
   if (save)
-    saved = {gates.tensor(), h.tensor(), c.tensor(), layer_inputs.tensor(), step_grads.tensor()};
+    saved = {gates.tensor(),      h.tensor(),          c.tensor(),           layer_inputs.tensor(),
+             step_grads.tensor(), loss_grads.tensor(), decoder_grads.weight, decoder_grads.bias};
 }
 
 template <typename S>
-ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads, bool trace) {
-  Forward<S> forward(s, save, save_step_grads, trace);
+ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads,
+                          bool save_decoder_grads, bool trace) {
+  Forward<S> forward(s, {save, save_step_grads, save_decoder_grads, trace});
   forward.run();
   const auto none = [&] { return at::empty({0}, forward.delta.tensor().options()); };
   at::Tensor delta_after = none(), step_size = none(), grad_norm = none();
@@ -296,6 +345,7 @@ ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads, bo
   return {forward.output.tensor().to(s.io_type),
           forward.h_n().to(s.state_type, /*non_blocking=*/false, /*copy=*/true),
           forward.c_n().to(s.state_type, /*non_blocking=*/false, /*copy=*/true),
+          s.options.loss ? forward.nll.tensor() : none(),
           forward.delta.tensor(),
           delta_after,
           step_size,
@@ -306,16 +356,18 @@ ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads, bo
 }  // namespace
 
 std::vector<at::Tensor> Saved::list() const {
-  std::vector<at::Tensor> list = {gates, h, c, layer_inputs, step_grads};
+  std::vector<at::Tensor> list = {
+      gates, h, c, layer_inputs, step_grads, loss_grads, decoder_weight_grad, decoder_bias_grad};
   for (at::Tensor& t : list)
     if (!t.defined()) t = at::empty({0}, gates.options());
   return list;
 }
 
 Saved Saved::from_list(at::TensorList list) {
-  TORCH_CHECK_VALUE(list.size() == 5, "saved must hold 5 tensors, got ", list.size());
+  TORCH_CHECK_VALUE(list.size() == 8, "saved must hold 8 tensors, got ", list.size());
   const auto present = [](const at::Tensor& t) { return t.numel() > 0 ? t : at::Tensor(); };
-  return {list[0], list[1], list[2], present(list[3]), present(list[4])};
+  return {list[0],          list[1],          list[2],          present(list[3]),
+          present(list[4]), present(list[5]), present(list[6]), present(list[7])};
 }
 
 ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
@@ -324,13 +376,15 @@ ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, cons
                              const OptionalTensor& targets, const OptionalTensor& mask,
                              const OptionalTensor& lengths, const OptionalTensor& seed,
                              c10::string_view signal, bool argmax, bool recode_h, bool recode_c,
-                             double dropout, double output_dropout, bool save, bool save_step_grads,
-                             bool trace) {
-  const Options options{parse_signal(signal), argmax, recode_h, recode_c, dropout, output_dropout};
+                             double dropout, double output_dropout, bool loss, bool save,
+                             bool save_step_grads, bool save_decoder_grads, bool trace) {
+  const Options options{parse_signal(signal), argmax, recode_h, recode_c, dropout,
+                        output_dropout,       loss};
   const Sequence s = make_sequence(input, h0, c0, weights, decoder_weight, decoder_bias, step,
                                    targets, mask, lengths, seed, options);
-  return s.input.scalar_type() == at::kDouble ? run_forward<double>(s, save, save_step_grads, trace)
-                                              : run_forward<float>(s, save, save_step_grads, trace);
+  return s.input.scalar_type() == at::kDouble
+             ? run_forward<double>(s, save, save_step_grads, save_decoder_grads, trace)
+             : run_forward<float>(s, save, save_step_grads, save_decoder_grads, trace);
 }
 
 }  // namespace fused_recoder

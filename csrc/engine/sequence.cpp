@@ -137,11 +137,12 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
     s.live = (time < lengths->unsqueeze(0)).to(at::kByte);
   }
 
-  // Without a signal none of the rest is looked at, except for its form.
   s.V = 0;
-  if (options.signal != SignalKind::kNone) {
+  if (options.signal != SignalKind::kNone)
     TORCH_CHECK_VALUE(options.states() > 0, "states must name h, c or both");
-    TORCH_CHECK_VALUE(decoder_weight.has_value(), "decoder_weight must be given with a signal");
+  if (options.decodes()) {
+    TORCH_CHECK_VALUE(decoder_weight.has_value(),
+                      "decoder_weight must be given with a signal or a loss");
     TORCH_CHECK_VALUE(decoder_weight->dim() == 2 && decoder_weight->size(0) > 0,
                       "decoder_weight must have shape [V, H], got ", decoder_weight->sizes());
     s.V = decoder_weight->size(0);
@@ -153,6 +154,8 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
       check_same_type("decoder_bias", *decoder_bias, input);
       s.decoder_bias = widen(*decoder_bias);
     }
+  }
+  if (options.recodes()) {
     check_tensor("step", step, {s.L, options.states()}, "[L, S]", input);
     TORCH_CHECK_TYPE(is_floating(step.scalar_type()), "step must be floating point, got ",
                      step.scalar_type());
@@ -168,6 +171,7 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
                      mask->scalar_type());
     s.active = mask->to(at::kByte).contiguous();
   }
+  TORCH_CHECK_VALUE(!options.loss || targets.has_value(), "targets must be given for a loss");
   if (targets.has_value()) {
     check_tensor("targets", *targets, {s.T, s.B}, "[T, B]", input);
     TORCH_CHECK_TYPE(targets->scalar_type() == at::kLong, "targets must be int64, got ",

@@ -28,9 +28,13 @@ struct Options {
   bool recode_h, recode_c;
   double dropout;         // between layers
   double output_dropout;  // between the top layer and the decoder
+  bool loss;              // also compute the negative log-likelihood of the targets
 
   int64_t states() const { return int64_t(recode_h) + int64_t(recode_c); }
   bool recodes() const { return signal != SignalKind::kNone && states() > 0; }
+  bool decodes() const { return recodes() || loss; }
+  // The recoding gradient is a multiple of the loss's: they share their GEMM with the decoder.
+  bool loss_shares_gradient() const { return loss && recodes() && reads_target(signal) && !argmax; }
   // Signals that see the gold token predict from the unrecoded state (no label may leak), the
   // others from the recoded one.
   bool output_is_recoded() const { return recodes() && recode_h && !reads_target(signal); }
