@@ -2,6 +2,8 @@
 // a recoded state passes its cotangent on unchanged (ds'/ds = I), so layers can be walked one
 // after the other, top to bottom, as in a plain LSTM: everything but the recurrence itself is a
 // large GEMM over all steps.
+#include <ATen/ops/zeros_like.h>
+
 #include "context.h"
 #include "loss.h"
 #include "ops.h"
@@ -78,7 +80,7 @@ BackwardResult run_backward(const Sequence& s, const Saved& saved, const Cotange
     const Layer& layer = s.layers[l];
     const bool top = l == L - 1;
     const Buffer<A> up(from_above);
-    const ConstantMatrix<S> to_hidden(layer.w_hh, false, T);
+    const ConstantMatrix<S> to_hidden(layer.w_hh, false, T, B);
     const auto start_from = [&](const Buffer<A>& state, const OptionalTensor& grad) {
       if (grad.has_value())
         state.tensor().copy_((*grad)[l]);
@@ -123,20 +125,25 @@ BackwardResult run_backward(const Sequence& s, const Saved& saved, const Cotange
                              : saved.layer_inputs.defined()
                                  ? saved.layer_inputs[l - 1].view({T * B, H})
                                  : saved.h[l - 1].view({T * B, H});
-    const at::Tensor first = d.narrow(0, 0, B), rest = d.narrow(0, B, (T - 1) * B);
-    at::Tensor grad_w_hh = at::mm(first.t(), s.h0[l]);
-    if (T > 1) grad_w_hh.addmm_(rest.t(), saved.h[l].view({T * B, H}).narrow(0, 0, (T - 1) * B));
-    // Filled from the top layer downwards: put in front.
-    std::vector<at::Tensor> of_layer = {at::mm(d.t(), below), grad_w_hh};
+    const at::Tensor grad_w_ih = at::zeros_like(layer.w_ih), grad_w_hh = at::zeros_like(layer.w_hh);
+    add_outer<S>(grad_w_ih, d, below);
+    add_outer<S>(grad_w_hh, d.narrow(0, 0, B), s.h0[l]);
+    if (T > 1)
+      add_outer<S>(grad_w_hh, d.narrow(0, B, (T - 1) * B),
+                   saved.h[l].view({T * B, H}).narrow(0, 0, (T - 1) * B));
+    std::vector<at::Tensor> of_layer = {grad_w_ih, grad_w_hh};
     if (layer.bias.defined()) {
       of_layer.push_back(d.sum(0, false, accum.dtype().toScalarType()));
       of_layer.push_back(of_layer.back().clone());
     }
+    // Layers come from the top downwards: put them in front.
     grad_weights.insert(grad_weights.begin(), of_layer.begin(), of_layer.end());
-    if (l > 0)
-      from_above = at::mm(d, layer.w_ih).view({T, B, H});
-    else if (need_input_grad)
-      grad_input = at::mm(d, layer.w_ih).view({T, B, s.I});
+    if (l > 0 || need_input_grad) {
+      const at::Tensor down = at::empty({T, B, below.size(1)}, accum);
+      ConstantMatrix<S>(layer.w_ih, false, 1, T * B)
+          .multiply(T * B, d.const_data_ptr<S>(), down.mutable_data_ptr<A>());
+      (l > 0 ? from_above : grad_input) = down;
+    }
   }
 
   for (at::Tensor& g : grad_weights) g = g.to(s.io_type);

@@ -72,12 +72,13 @@ const Kernels<double>& kernels_for<double>(const at::Device& device) {
 Launch launch_on(const at::Device&) { return Launch{parallel_for, nullptr}; }
 
 template <typename S>
-ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t expected_calls)
+ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t calls,
+                                  int64_t rows)
     : matrix_(transposed ? weight.t() : weight),
       kernels_(&kernels_for<S>(weight.device())),
       launch_(launch_on(weight.device())) {
   // Packing reads and writes the matrix once: what one or two multiplications of few rows cost.
-  if (kernels_->gemm == nullptr || expected_calls < 4) return;
+  if (kernels_->gemm == nullptr || (calls < 4 && rows < 256)) return;
   const int64_t inner = matrix_.size(0), cols = matrix_.size(1);
   packed_ = at::empty({kernels_->packed_size(inner, cols)}, weight.options());
   kernels_->pack(launch_, PackMatrix<S>{inner, cols, matrix_.const_data_ptr<S>(), matrix_.stride(0),
@@ -112,5 +113,23 @@ void ConstantMatrix<S>::multiply(int64_t rows, const S* x, A* out, const A* bias
 
 template class ConstantMatrix<float>;
 template class ConstantMatrix<double>;
+
+template <typename S>
+void add_outer(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
+  using A = typename AccumulateIn<S>::type;
+  const Kernels<S>& kernels = kernels_for<S>(c.device());
+  if (kernels.outer_gemm == nullptr) {
+    c.addmm_(a.t(), b);
+    return;
+  }
+  const int64_t inner = a.size(0), rows = a.size(1), cols = b.size(1);
+  const at::Tensor scratch = at::empty({kernels.outer_scratch(inner, rows, cols)}, b.options());
+  kernels.outer_gemm(launch_on(c.device()),
+                     OuterGemm<S>{inner, rows, cols, a.const_data_ptr<S>(), b.const_data_ptr<S>(),
+                                  scratch.mutable_data_ptr<S>(), c.mutable_data_ptr<A>()});
+}
+
+template void add_outer<float>(const at::Tensor&, const at::Tensor&, const at::Tensor&);
+template void add_outer<double>(const at::Tensor&, const at::Tensor&, const at::Tensor&);
 
 }  // namespace fused_recoder

@@ -59,14 +59,14 @@ class Buffer {
 };
 
 // x -> x * matrix (+ bias), the matrix being `weight` [cols, inner] transposed (a Linear layer) or
-// as it is [inner, cols]. Packed at construction where the device has a kernel for it and the
-// number of calls to expect pays for the packing.
+// as it is [inner, cols]. Packed at construction where the device has a kernel for it and what is
+// going to be multiplied (`calls` times `rows`) pays for the packing.
 template <typename S>
 class ConstantMatrix {
  public:
   using A = typename AccumulateIn<S>::type;
   ConstantMatrix() = default;
-  ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t expected_calls);
+  ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t calls, int64_t rows);
 
   // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense
   void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr,
@@ -79,13 +79,8 @@ class ConstantMatrix {
   Launch launch_{};
 };
 
-// out = x * w^T (+ bias), one large GEMM through ATen. x [N,K], w [M,K], bias [M] or undefined.
-inline void linear_out(at::Tensor out, const at::Tensor& x, const at::Tensor& w,
-                       const at::Tensor& bias) {
-  if (bias.defined())
-    at::addmm_out(out, bias, x, w.t());
-  else
-    at::mm_out(out, x, w.t());
-}
+// c [M,N] += a^T * b, with a [K,M] and b [K,N]: the gradient of a weight. All dense.
+template <typename S>
+void add_outer(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fused_recoder

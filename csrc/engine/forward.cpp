@@ -49,6 +49,10 @@ class Forward {
   }
   S* layer_input_of(int64_t l, int64_t t) const { return layer_inputs(l, save ? t : 0); }
 
+  const A* bias_of(int64_t l) const {  // [4H] or null
+    return s.layers[l].bias.defined() ? s.layers[l].bias.const_data_ptr<A>() : nullptr;
+  }
+
   // Where the unrecoded states of step t are: in the place where they are needed last, so that
   // nothing is copied.
   S* raw_h(int64_t l, int64_t t) const {
@@ -74,7 +78,7 @@ class Forward {
   const Launch launch;
   const at::TensorOptions storage, accum;
 
-  std::vector<ConstantMatrix<S>> from_below;   // [H -> 4H] by layer; layer 0 is done in one GEMM
+  std::vector<ConstantMatrix<S>> from_below;   // [I or H -> 4H] by layer
   std::vector<ConstantMatrix<S>> from_hidden;  // [H -> 4H]
   std::vector<ConstantMatrix<S>> to_below;  // [4H -> H] gradients of the gates to the layer below
   ConstantMatrix<S> decode, decode_back;    // [H -> V], [V -> H]
@@ -131,9 +135,10 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep)
     layer_inputs = Buffer<S>({L - 1, save ? T : 1, B, H}, storage);
   for (int64_t l = 0; l < L; ++l) {
     const Layer& layer = s.layers[l];
-    from_hidden.emplace_back(layer.w_hh, true, T);
-    from_below.push_back(l > 0 ? ConstantMatrix<S>(layer.w_ih, true, T) : ConstantMatrix<S>());
-    to_below.push_back(l > 0 && o.recodes() ? ConstantMatrix<S>(layer.w_ih, false, T)
+    from_hidden.emplace_back(layer.w_hh, true, T, B);
+    from_below.push_back(l > 0 ? ConstantMatrix<S>(layer.w_ih, true, T, B)
+                               : ConstantMatrix<S>(layer.w_ih, true, 1, T * B));
+    to_below.push_back(l > 0 && o.recodes() ? ConstantMatrix<S>(layer.w_ih, false, T, B)
                                             : ConstantMatrix<S>());
   }
   delta = Buffer<A>(at::zeros({T, B}, accum));
@@ -147,8 +152,8 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep)
   }
   if (!o.recodes()) return;
 
-  decode = ConstantMatrix<S>(s.decoder_weight, true, T);
-  decode_back = ConstantMatrix<S>(s.decoder_weight, false, T);
+  decode = ConstantMatrix<S>(s.decoder_weight, true, T, B);
+  decode_back = ConstantMatrix<S>(s.decoder_weight, false, T, B);
   if (recodes_h) h_raw = Buffer<S>({L, B, H}, storage);
   if (recodes_c) c_raw = Buffer<A>({L, B, H}, accum);
   if (o.output_is_recoded()) decoder_input = Buffer<S>({B, H}, storage);
@@ -176,8 +181,7 @@ void Forward<S>::cells(int64_t t) {
   for (int64_t l = 0; l < s.L; ++l) {
     A* gates_t = gates_of(l, t);
     if (l > 0) {
-      const A* bias = s.layers[l].bias.defined() ? s.layers[l].bias.const_data_ptr<A>() : nullptr;
-      from_below[l].multiply(s.B, above(l - 1, t), gates_t, bias);
+      from_below[l].multiply(s.B, above(l - 1, t), gates_t, bias_of(l));
     }
     from_hidden[l].multiply(s.B, h_before(l, t), gates_t, nullptr, /*accumulate=*/true);
 
@@ -266,14 +270,15 @@ void Forward<S>::flush_decoder_gradients(int64_t end) {
   if (!decoder_grads.weight.defined()) return;
   const int64_t steps = (end - 1) % steps_per_flush + 1;
   if (steps < steps_per_flush && end < s.T) return;
-  add_decoder_gradients(decoder_grads, logits.tensor().narrow(0, 0, steps).view({steps * s.B, s.V}),
-                        output.tensor().narrow(0, end - steps, steps).view({steps * s.B, s.H}));
+  add_decoder_gradients<S>(decoder_grads,
+                           logits.tensor().narrow(0, 0, steps).view({steps * s.B, s.V}),
+                           output.tensor().narrow(0, end - steps, steps).view({steps * s.B, s.H}));
 }
 
 // delta_after: the signal of the recoded top states, all steps in a few large GEMMs.
 template <typename S>
 void Forward<S>::redecode() {
-  const at::Tensor states = after.tensor().flatten(0, 1);  // [T*B,H]
+  const A* bias = s.decoder_bias.defined() ? s.decoder_bias.const_data_ptr<A>() : nullptr;
   Buffer<A> values({s.T, s.B}, accum);
   const int64_t rows = s.T * s.B;
   const int64_t chunk = std::clamp<int64_t>((int64_t(1) << 22) / s.V, 1, rows);
@@ -281,7 +286,7 @@ void Forward<S>::redecode() {
   for (int64_t start = 0; start < rows; start += chunk) {
     const int64_t size = std::min(chunk, rows - start);
     const at::Tensor part = buffer.narrow(0, 0, size);
-    linear_out(part, states.narrow(0, start, size), s.decoder_weight, s.decoder_bias);
+    decode.multiply(size, after() + start * s.H, part.mutable_data_ptr<A>(), bias);
     SoftmaxSignal<S> signal{};
     signal.rows = size;
     signal.vocab = s.V;
@@ -297,8 +302,7 @@ void Forward<S>::redecode() {
 template <typename S>
 void Forward<S>::run() {
   // The input's share of the gates of layer 0, for all steps at once.
-  linear_out(projected.tensor().view({s.T * s.B, 4 * s.H}), s.input.view({s.T * s.B, s.I}),
-             s.layers[0].w_ih, s.layers[0].bias);
+  from_below[0].multiply(s.T * s.B, s.input.const_data_ptr<S>(), projected(), bias_of(0));
   for (int64_t t = 0; t < s.T; ++t) {
     cells(t);
     if (s.options.recodes()) recode(t);

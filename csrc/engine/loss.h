@@ -19,6 +19,7 @@ struct LossGradients {
 };
 
 // Adds what rows of d(nll)/d(logits) [n,V] and their states [n,H] give to weight and bias.
+template <typename S>
 void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
                            const at::Tensor& states);
 

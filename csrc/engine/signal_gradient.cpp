@@ -73,11 +73,15 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
   const Buffer<A> delta({a.N}, accum), scale({a.N}, accum);
   const at::Tensor grad = at::empty({a.N, a.H}, accum);
   const int64_t chunk = rows_per_chunk(a);
+  const ConstantMatrix<S> decode(a.weight, true, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
+  const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum);
   for (int64_t start = 0; start < a.N; start += chunk) {
     const int64_t rows = std::min(chunk, a.N - start);
     const at::Tensor part = logits.narrow(0, 0, rows);
-    linear_out(part, a.hidden.narrow(0, start, rows), a.weight, a.bias);
+    decode.multiply(rows, a.hidden.const_data_ptr<S>() + start * a.H, part.mutable_data_ptr<A>(),
+                    bias);
     SoftmaxSignal<S> p{};
     p.rows = rows;
     p.vocab = a.V;
@@ -88,8 +92,7 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
     p.delta = delta(start);
     p.scale = scale(start);
     kernels.softmax_signal(launch, p);
-    at::Tensor out = grad.narrow(0, start, rows);
-    at::mm_out(out, part, a.weight);
+    decode_back.multiply(rows, part.const_data_ptr<S>(), grad.mutable_data_ptr<A>() + start * a.H);
   }
   grad.mul_(scale.tensor().unsqueeze(1));
   return {delta.tensor(), grad.to(a.io_type)};
@@ -109,13 +112,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
   const at::Tensor weight_bar = at::zeros({a.V, a.H}, accum);
   const at::Tensor bias_bar = at::zeros({a.V}, accum);
   const int64_t chunk = rows_per_chunk(a);
+  const ConstantMatrix<S> decode(a.weight, true, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
+  const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum), bars = at::empty({chunk, a.V}, accum);
   for (int64_t start = 0; start < a.N; start += chunk) {
     const int64_t rows = std::min(chunk, a.N - start);
     const at::Tensor l = logits.narrow(0, 0, rows), bar = bars.narrow(0, 0, rows);
     const at::Tensor h = a.hidden.narrow(0, start, rows), v_rows = v.narrow(0, start, rows);
-    linear_out(l, h, a.weight, a.bias);
-    linear_out(bar, v_rows, a.weight, {});
+    decode.multiply(rows, h.const_data_ptr<S>(), l.mutable_data_ptr<A>(), bias);
+    decode.multiply(rows, v_rows.const_data_ptr<S>(), bar.mutable_data_ptr<A>());
     SoftmaxSignalBackward<S> p{};
     p.rows = rows;
     p.vocab = a.V;
@@ -126,10 +132,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
     p.u_bar = bar.mutable_data_ptr<A>();
     p.u = l.mutable_data_ptr<A>();
     kernels.softmax_signal_backward(launch, p);
-    at::Tensor out = hidden_bar.narrow(0, start, rows);
-    at::mm_out(out, bar, a.weight);
-    weight_bar.addmm_(bar.t(), h);
-    weight_bar.addmm_(l.t(), v_rows);  // l holds u
+    decode_back.multiply(rows, bar.const_data_ptr<S>(),
+                         hidden_bar.mutable_data_ptr<A>() + start * a.H);
+    add_outer<S>(weight_bar, bar, h);
+    add_outer<S>(weight_bar, l, v_rows);  // l holds u
     bias_bar.add_(bar.sum(0));
   }
   return {hidden_bar.to(a.io_type), weight_bar.to(a.io_type), bias_bar.to(a.io_type)};

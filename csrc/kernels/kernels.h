@@ -165,6 +165,17 @@ struct PackMatrix {
   S* packed;
 };
 
+// c += a^T * b: the gradient of a weight, summed over the rows of its cotangents and inputs.
+template <typename S>
+struct OuterGemm {
+  using A = typename AccumulateIn<S>::type;
+  int64_t inner, rows, cols;
+  const S* a;  // [inner,rows]
+  const S* b;  // [inner,cols]
+  S* scratch;  // outer_scratch(inner, rows, cols) elements
+  A* c;        // [rows,cols]
+};
+
 template <typename S>
 struct Kernels {
   using A = typename AccumulateIn<S>::type;
@@ -177,6 +188,8 @@ struct Kernels {
   int64_t (*packed_size)(int64_t inner, int64_t cols);
   void (*pack)(const Launch&, const PackMatrix<S>&);
   void (*gemm)(const Launch&, const PackedGemm<S>&);
+  int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols);
+  void (*outer_gemm)(const Launch&, const OuterGemm<S>&);
 };
 
 // CPU tables, compiled once per instruction set from kernels/cpu/kernels.cpp; picked at run time.

@@ -12,9 +12,10 @@ namespace {
 
 template <typename T>
 constexpr Kernels<T> kTable = {
-    cell_forward<T>, softmax_signal<T>, softmax_signal_backward<T>,
-    recode<T>,       cell_backward<T>,  dropout_mask<T>,
-    packed_size<T>,  pack<T>,           gemm<T>,
+    cell_forward<T>,  softmax_signal<T>, softmax_signal_backward<T>,
+    recode<T>,        cell_backward<T>,  dropout_mask<T>,
+    packed_size<T>,   pack<T>,           gemm<T>,
+    outer_scratch<T>, outer_gemm<T>,
 };
 
 }  // namespace
