@@ -15,6 +15,7 @@ from .cases import CASES, COMPILED, CONTENDERS, REFERENCE, make_contender
 
 def run_case(name: str, signal: str, rounds: int, skip: set[str], memory: bool) -> dict:
     shape = CASES[name]
+    torch._dynamo.reset()  # compiled for this shape, not for a general one
     contenders, failed = {}, {}
     for contender in CONTENDERS:
         if contender in skip:
@@ -25,7 +26,7 @@ def run_case(name: str, signal: str, rounds: int, skip: set[str], memory: bool) 
         except Exception as error:  # a compiler that gives up is a result, not a crash
             if contender != COMPILED:
                 raise
-            failed[contender] = f"{type(error).__name__}"
+            failed[contender] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             continue
         contenders[contender] = step
     gemm = "large GEMM"

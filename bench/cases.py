@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch._functorch.config
 from torch import nn
 
 import fused_recoder as fr
@@ -62,6 +63,8 @@ def make_contender(name: str, shape: Shape, signal: str) -> Callable[[], object]
     else:
         rnn, arguments = fr.reference.RecodingLSTM(*sizes, **options), {"targets": y}
     if name == COMPILED:
+        # The recoder differentiates inside the step and keeps the graph.
+        torch._functorch.config.donated_buffer = False
         rnn = torch.compile(rnn)
 
     def step():

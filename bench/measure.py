@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -57,7 +56,10 @@ def ratio(times: dict, fast: str, slow: str) -> tuple[float, float, float]:
 
 
 def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Highest resident memory of this process so far (not of the one that started it)."""
+    with open("/proc/self/status") as f:
+        line = next(line for line in f if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def memory_in_a_fresh_process(case: str, contender: str) -> float | None:
@@ -67,6 +69,7 @@ def memory_in_a_fresh_process(case: str, contender: str) -> float | None:
         capture_output=True, text=True,
     )  # fmt: skip
     if result.returncode != 0:
+        tqdm.write(f"no memory figure for {contender}: {result.stderr.splitlines()[-1]}")
         return None
     return json.loads(result.stdout.splitlines()[-1])
 
