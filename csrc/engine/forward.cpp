@@ -9,6 +9,9 @@
 namespace fused_recoder {
 namespace {
 
+// Up to this many rows W is read in one pass; beyond, two GEMMs at full speed are faster.
+constexpr int64_t kStreamRows = 2;
+
 template <typename S>
 class Forward {
   using A = typename AccumulateIn<S>::type;
@@ -34,6 +37,7 @@ class Forward {
 
  private:
   void cells(int64_t t);
+  A* signal_gradient(int64_t t);
   void recode(int64_t t);
   void flush_decoder_gradients(int64_t end);
   void redecode();
@@ -102,6 +106,7 @@ class Forward {
   Buffer<int64_t> targets, chosen;  // [T,B] given, in use
   Buffer<uint8_t> live, active;     // [T,B]
   Buffer<S> after;                  // [T,B,H] trace
+  Buffer<A> stream_scratch;         // present: decode in one pass over W
   Buffer<A> loss_grads;             // [T,B,H]
   LossGradients decoder_grads;
   int64_t steps_per_flush = 1;  // steps of logits held for one update of the decoder's gradient
@@ -152,14 +157,16 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep)
   }
   if (!o.recodes()) return;
 
-  decode = ConstantMatrix<S>(s.decoder_weight, true, T, B);
-  decode_back = ConstantMatrix<S>(s.decoder_weight, false, T, B);
+  if (kernels.stream_decode != nullptr && B <= kStreamRows && !decoder_grads.weight.defined())
+    stream_scratch = Buffer<A>({kernels.stream_scratch(B, H)}, accum);
+  if (!stream_scratch || this->trace) decode = ConstantMatrix<S>(s.decoder_weight, true, T, B);
+  if (!stream_scratch) decode_back = ConstantMatrix<S>(s.decoder_weight, false, T, B);
   if (recodes_h) h_raw = Buffer<S>({L, B, H}, storage);
   if (recodes_c) c_raw = Buffer<A>({L, B, H}, accum);
   if (o.output_is_recoded()) decoder_input = Buffer<S>({B, H}, storage);
   if (o.loss_shares_gradient() && decoder_grads.weight.defined())
     steps_per_flush = loss_chunk_rows(s.V, B, T * B) / B;
-  logits = Buffer<A>({steps_per_flush, B, s.V}, accum);
+  if (!stream_scratch) logits = Buffer<A>({steps_per_flush, B, s.V}, accum);
   dh = Buffer<A>({B, H}, accum);
   if (L > 1) dgates = Buffer<S>({B, 4 * H}, storage);
   scale = Buffer<A>({B}, accum);
@@ -201,33 +208,60 @@ void Forward<S>::cells(int64_t t) {
   }
 }
 
-// The signal of step t, its gradient through the decoder and down the layers, and the step taken.
+// The signal of step t and its gradient in what the decoder read, [B,H], still to be multiplied by
+// `scale` [B].
 template <typename S>
-void Forward<S>::recode(int64_t t) {
+auto Forward<S>::signal_gradient(int64_t t) -> A* {
   const Options& o = s.options;
   const A* bias = s.decoder_bias.defined() ? s.decoder_bias.const_data_ptr<A>() : nullptr;
-  A* rows = logits(t % steps_per_flush);  // [B,V]
-  decode.multiply(s.B, above(s.L - 1, t), rows, bias);
-
-  SoftmaxSignal<S> signal{};
-  signal.rows = s.B;
-  signal.vocab = s.V;
-  signal.kind = o.signal;
-  signal.logits = rows;
-  signal.targets = targets(t);
-  signal.direction = rows;
-  signal.delta = delta(t);
-  signal.scale = scale();
-  signal.chosen = chosen(t);
   // Saving 1 of the design: the same direction is the gradient of the loss and, times `scale`,
   // that of the signal.
   const bool shared = o.loss_shares_gradient();
-  if (shared) signal.log_p = nll(t);
-  A* dh_top = shared && save ? loss_grads(t) : dh();  // [B,H]
-  kernels.softmax_signal(launch, signal);
+  A* log_p = shared ? nll(t) : nullptr;
+  A* dh_top = shared && save ? loss_grads(t) : dh();
+  if (stream_scratch) {
+    StreamDecode<S> p{};
+    p.rows = s.B;
+    p.hidden = s.H;
+    p.vocab = s.V;
+    p.kind = o.signal;
+    p.h = above(s.L - 1, t);
+    p.weight = s.decoder_weight.const_data_ptr<S>();
+    p.bias = bias;
+    p.targets = targets(t);
+    p.scratch = stream_scratch();
+    p.dh = dh_top;
+    p.delta = delta(t);
+    p.scale = scale();
+    p.log_p = log_p;
+    p.chosen = chosen(t);
+    kernels.stream_decode(launch, p);
+    return dh_top;
+  }
+  A* rows = logits(t % steps_per_flush);  // [B,V]
+  decode.multiply(s.B, above(s.L - 1, t), rows, bias);
+  SoftmaxSignal<S> p{};
+  p.rows = s.B;
+  p.vocab = s.V;
+  p.kind = o.signal;
+  p.logits = rows;
+  p.targets = targets(t);
+  p.direction = rows;
+  p.delta = delta(t);
+  p.scale = scale();
+  p.log_p = log_p;
+  p.chosen = chosen(t);
+  kernels.softmax_signal(launch, p);
   decode_back.multiply(s.B, rows, dh_top);
   if (shared) flush_decoder_gradients(t + 1);
+  return dh_top;
+}
 
+// Takes the recoding step: the signal's gradient goes down the layers of step t.
+template <typename S>
+void Forward<S>::recode(int64_t t) {
+  const Options& o = s.options;
+  const A* dh_top = signal_gradient(t);
   const int64_t index_c = o.recode_h ? 1 : 0;  // of c among the recoded states
   for (int64_t l = s.L - 1; l >= 0; --l) {
     const bool top = l == s.L - 1;

@@ -62,6 +62,25 @@ struct SoftmaxSignal {
   int64_t* chosen;         // [B] out or null: the target used
 };
 
+// Decoder, softmax, signal and d(signal)/d(h) of few rows in one pass over the decoder's weight.
+template <typename S>
+struct StreamDecode {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden, vocab;
+  SignalKind kind;
+  const S* h;              // [B,H]
+  const S* weight;         // [V,H]
+  const A* bias;           // [V] or null
+  const int64_t* targets;  // [B] or null, as in SoftmaxSignal
+  A* scratch;              // stream_scratch(rows, hidden) elements
+  A* logits;               // [B,V] out or null
+  A* dh;                   // [B,H] out: direction * W
+  A* delta;                // [B] out
+  A* scale;                // [B] out
+  A* log_p;                // [B] out or null
+  int64_t* chosen;         // [B] out or null
+};
+
 // The backward pass of SoftmaxSignal, for second derivatives: given the cotangents of delta and u,
 // the cotangent of the logits.
 template <typename S>
@@ -185,6 +204,8 @@ struct Kernels {
   void (*recode)(const Launch&, const Recode<S>&);
   void (*cell_backward)(const Launch&, const CellBackward<S>&);
   void (*dropout_mask)(const Launch&, const DropoutMask<A>&);
+  int64_t (*stream_scratch)(int64_t rows, int64_t hidden);  // null: no streaming decoder
+  void (*stream_decode)(const Launch&, const StreamDecode<S>&);
   int64_t (*packed_size)(int64_t inner, int64_t cols);
   void (*pack)(const Launch&, const PackMatrix<S>&);
   void (*gemm)(const Launch&, const PackedGemm<S>&);

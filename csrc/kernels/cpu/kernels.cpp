@@ -5,6 +5,7 @@
 #include "cell.h"
 #include "gemm.h"
 #include "softmax_signal.h"
+#include "stream_decode.h"
 
 namespace fused_recoder {
 namespace FR_ISA {
@@ -12,10 +13,11 @@ namespace {
 
 template <typename T>
 constexpr Kernels<T> kTable = {
-    cell_forward<T>,  softmax_signal<T>, softmax_signal_backward<T>,
-    recode<T>,        cell_backward<T>,  dropout_mask<T>,
-    packed_size<T>,   pack<T>,           gemm<T>,
-    outer_scratch<T>, outer_gemm<T>,
+    cell_forward<T>,   softmax_signal<T>, softmax_signal_backward<T>,
+    recode<T>,         cell_backward<T>,  dropout_mask<T>,
+    stream_scratch<T>, stream_decode<T>,  packed_size<T>,
+    pack<T>,           gemm<T>,           outer_scratch<T>,
+    outer_gemm<T>,
 };
 
 }  // namespace
