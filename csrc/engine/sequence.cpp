@@ -187,7 +187,6 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
   s.input = widen(input);
   s.h0 = widen(h0.to(compute));
   s.c0 = widen(c0.to(compute));
-  if (!s.input.is_cpu()) s.h0 = h0.to(s.io_type).contiguous();
   return s;
 }
 

@@ -1,8 +1,8 @@
-// A GEMM for few rows and a right-hand side that stays the same for a whole sequence: b is packed
-// once, in panels of kPanel columns, and every time step multiplies against it. At the 1 to 100
-// rows of a time step this is 1.3x to 2.5x faster than the general-purpose libraries, allocates
-// nothing, and gives the same bits for any number of threads (each element of c is summed by one
-// thread in a fixed order). Large GEMMs stay with ATen. Structs: kernels/kernels.h.
+// Two GEMMs. The first is for a right-hand side that stays the same for a whole sequence: b is
+// packed once, in panels of kPanel columns, and every time step multiplies its few rows against
+// it. The second adds up the gradient of a weight over the rows of a sequence. Neither allocates,
+// and both give the same bits for any number of threads: each element of c is summed by one thread
+// in a fixed order. Structs: kernels/kernels.h.
 #pragma once
 
 #include "simd.h"

@@ -20,7 +20,7 @@ struct StreamState {
   T sum;           // of e = exp(l - maximum)
   T weighted;      // of e * (l - maximum)
   T target_logit;  // of the target, if it is in this chunk
-  T best_index;    // of the maximum, as a number
+  T best_index;    // of the maximum, as a number: exact up to 2^24 tokens in float
 };
 constexpr int64_t kStreamHeader = 8;  // elements kept for StreamState before the sums over rows
 
