@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 DEPENDENCIES := $(VENV)/.dependencies
 BUILT := $(VENV)/.built
 CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-PY := fused_recoder bench tests examples setup.py
+EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
+PY := fused_recoder bench tests tools examples setup.py
 
 .PHONY: demo test bench lint format clean
 
@@ -21,12 +22,12 @@ bench: $(BUILT)
 lint: $(DEPENDENCIES)
 	$(BIN)/ruff check $(PY)
 	$(BIN)/ruff format --check $(PY)
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/clang-format --dry-run --Werror $(CPP) $(EMU)
 
 format: $(DEPENDENCIES)
 	$(BIN)/ruff check --fix $(PY)
 	$(BIN)/ruff format $(PY)
-	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/clang-format -i $(CPP) $(EMU)
 
 $(DEPENDENCIES): requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -60,6 +60,7 @@ struct SoftmaxSignal {
   A* scale;                // [B] out or null
   A* log_p;                // [B] out or null: log probability of the target (0 where ignored)
   int64_t* chosen;         // [B] out or null: the target used
+  void* scratch;           // softmax_scratch(rows, vocab) bytes; null: rows are not split (CUDA)
 };
 
 // Decoder, softmax, signal and d(signal)/d(h) of few rows in one pass over the decoder's weight.
@@ -93,6 +94,7 @@ struct SoftmaxSignalBackward {
   const A* delta_bar;      // [B]
   A* u_bar;                // [B,V] in; out: the cotangent of the logits
   A* u;                    // [B,V] out, may be the memory of `logits`
+  void* scratch;           // as in SoftmaxSignal
 };
 
 // Step sizes: alpha of row b is step[b * stride]; stride 0 shares one value.
@@ -211,6 +213,7 @@ struct Kernels {
   void (*gemm)(const Launch&, const PackedGemm<S>&);
   int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols);
   void (*outer_gemm)(const Launch&, const OuterGemm<S>&);
+  int64_t (*softmax_scratch)(int64_t rows, int64_t vocab);  // null: no scratch is needed
 };
 
 // CPU tables, compiled once per instruction set from kernels/cpu/kernels.cpp; picked at run time.

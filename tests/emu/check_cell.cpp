@@ -1,0 +1,313 @@
+// The LSTM cell: CUDA kernels against CPU kernels.
+#include "cell.cuh"
+#include "checks.h"
+
+namespace checks {
+namespace {
+
+using namespace fused_recoder;
+using cuda::UnitPlan;
+
+// Launches that a test can ask for beside the one that the kernel table plans by itself.
+constexpr UnitPlan kPlanned{0, 0};
+
+struct Shape {
+  int64_t rows, hidden;
+  int offset;  // elements by which every pointer is misaligned
+  UnitPlan plan;
+};
+
+const Shape kShapes[] = {
+    {1, 1, 0, kPlanned},    // one of everything
+    {3, 7, 0, kPlanned},    // not divisible
+    {2, 8, 0, kPlanned},    // quads
+    {2, 10, 0, kPlanned},   // pairs
+    {2, 8, 1, kPlanned},    // quads, misaligned
+    {2, 8, 2, kPlanned},    // quads, aligned as pairs
+    {1, 300, 0, kPlanned},  // several warps, several blocks
+    {2, 37, 0, {33, 1}},    // a warp of one lane
+    {2, 131, 3, {5, 1}},    // less than a warp, several rounds
+    {3, 12, 0, {20, 1}},    // more threads than quads
+};
+// Blocks that share a row cannot sum over it.
+const Shape kSharedRows[] = {
+    {2, 50, 0, {7, 2}},
+    {1, 12, 0, {32, 5}},  // blocks without work
+};
+
+template <typename P>
+std::string describe(const char* what, const Shape& shape) {
+  return std::string(what) + " <" + std::to_string(sizeof(P)) + "> rows " +
+         std::to_string(shape.rows) + " hidden " + std::to_string(shape.hidden) + " offset " +
+         std::to_string(shape.offset) + " threads " + std::to_string(shape.plan.threads) +
+         " blocks per row " + std::to_string(shape.plan.blocks_per_row) + " variant ";
+}
+
+// Every second row off; the first is on unless there is only one.
+Both<uint8_t> some_rows(int64_t rows, int which) {
+  Both<uint8_t> both = unwritten<uint8_t>(rows);
+  for (int64_t b = 0; b < rows; ++b) both.set(b, b % 2 == which % 2);
+  return both;
+}
+
+const int64_t kSeed = 1234567890123;
+const Dropout kDropout = make_dropout(&kSeed, 2, 0.4);
+const Dropout kNoDropout = make_dropout(nullptr, 0, 0);
+constexpr uint32_t kTime = 3;
+const Launch kStream{nullptr, nullptr};
+
+// variant bits: 1 live mask, 2 h_up, 4 dropout
+template <typename S>
+void check_forward(const Shape& shape, int variant) {
+  using A = typename AccumulateIn<S>::type;
+  context() = describe<S>("cell_forward", shape) + std::to_string(variant);
+  const int64_t B = shape.rows, H = shape.hidden;
+  const int offset = shape.offset;
+  const auto gates = random_values<A>(B * 4 * H, 4, offset);
+  const auto c_prev = random_values<A>(B * H, 2, offset);
+  const auto h_prev = random_values<S>(B * H, 1, offset);
+  const auto live = variant & 1 ? some_rows(B, variant / 2) : absent<uint8_t>();
+  const auto c = unwritten<A>(B * H, offset);
+  const auto h = unwritten<S>(B * H, offset);
+  const auto h_up = variant & 2 ? unwritten<S>(B * H, offset) : absent<S>();
+  const Dropout dropout = variant & 4 ? kDropout : kNoDropout;
+  const CellForward<S> p{B,
+                         H,
+                         gates.cuda.data(),
+                         c_prev.cuda.data(),
+                         h_prev.cuda.data(),
+                         live.cuda.data(),
+                         c.cuda.data(),
+                         h.cuda.data(),
+                         h_up.cuda.data(),
+                         dropout,
+                         kTime};
+  const CellForward<A> q{B,
+                         H,
+                         gates.cpu.data(),
+                         c_prev.cpu.data(),
+                         h_prev.cpu.data(),
+                         live.cpu.data(),
+                         c.cpu.data(),
+                         h.cpu.data(),
+                         h_up.cpu.data(),
+                         dropout,
+                         kTime};
+  expect_launches(1, [&] {
+    if (shape.plan.threads == 0)
+      cuda_table<S>().cell_forward(kStream, p);
+    else
+      cuda::launch_cell_forward(nullptr, p, shape.plan);
+  });
+  cpu_table<A>().cell_forward(cpu_launch(), q);
+  expect_close("gates", gates, 8);
+  expect_close("c", c, 8);
+  expect_close("h", h, 8);
+  expect_close("h_up", h_up, 8);
+}
+
+// variant bits: 1 live mask, 2 active mask, 4 recodes h, 8 recodes c, 16 dropout, 32 all optional
+// results and one step size per row
+template <typename S>
+void check_recode(const Shape& shape, int variant) {
+  using A = typename AccumulateIn<S>::type;
+  context() = describe<S>("recode", shape) + std::to_string(variant);
+  const int64_t B = shape.rows, H = shape.hidden;
+  const int offset = shape.offset;
+  const bool recodes_h = variant & 4, recodes_c = variant & 8, all = variant & 32;
+  const auto gates = random_values<A>(B * 4 * H, 1, offset);
+  const auto c_prev = random_values<A>(B * H, 2, offset);
+  const auto c = random_values<A>(B * H, 2, offset);
+  const auto h = random_values<S>(B * H, 1, offset);
+  auto dh = random_values<A>(B * H, 1, offset);
+  const auto row_scale = all ? random_values<A>(B, 2) : absent<A>();
+  const auto live = variant & 1 ? some_rows(B, 0) : absent<uint8_t>();
+  const auto active = variant & 2 ? some_rows(B, 1) : absent<uint8_t>();
+  if (variant & 2) dh.set(0, INFINITY);  // rows that do not count may hold anything
+  const auto alpha_h = recodes_h ? random_values<A>(B, 1) : absent<A>();
+  const auto alpha_c = recodes_c ? random_values<A>(B, 1) : absent<A>();
+  const auto h_recoded = unwritten<S>(B * H, offset);
+  const auto c_recoded = unwritten<A>(B * H, offset);
+  const auto optional = [&](auto make) { return all ? make() : decltype(make()){}; };
+  const auto h_up = optional([&] { return unwritten<S>(B * H, offset); });
+  const auto h_after = optional([&] { return unwritten<S>(B * H, offset); });
+  const auto dgates = optional([&] { return unwritten<S>(B * 4 * H, offset); });
+  const auto grad_h = optional([&] { return unwritten<A>(B * H, offset); });
+  const auto grad_c = optional([&] { return unwritten<A>(B * H, offset); });
+  const bool sums = all && shape.plan.blocks_per_row <= 1;
+  const auto norm_h = sums ? unwritten<A>(B) : absent<A>();
+  const auto norm_c = sums ? unwritten<A>(B) : absent<A>();
+  const Dropout dropout = variant & 16 ? kDropout : kNoDropout;
+  const int64_t stride = all ? 1 : 0;
+  const Recode<S> p{B,
+                    H,
+                    gates.cuda.data(),
+                    c_prev.cuda.data(),
+                    c.cuda.data(),
+                    h.cuda.data(),
+                    dh.cuda.data(),
+                    row_scale.cuda.data(),
+                    dropout,
+                    kTime,
+                    active.cuda.data(),
+                    live.cuda.data(),
+                    {alpha_h.cuda.data(), stride},
+                    {alpha_c.cuda.data(), stride},
+                    h_recoded.cuda.data(),
+                    c_recoded.cuda.data(),
+                    h_up.cuda.data(),
+                    h_after.cuda.data(),
+                    dgates.cuda.data(),
+                    grad_h.cuda.data(),
+                    grad_c.cuda.data(),
+                    norm_h.cuda.data(),
+                    norm_c.cuda.data()};
+  const Recode<A> q{B,
+                    H,
+                    gates.cpu.data(),
+                    c_prev.cpu.data(),
+                    c.cpu.data(),
+                    h.cpu.data(),
+                    dh.cpu.data(),
+                    row_scale.cpu.data(),
+                    dropout,
+                    kTime,
+                    active.cpu.data(),
+                    live.cpu.data(),
+                    {alpha_h.cpu.data(), stride},
+                    {alpha_c.cpu.data(), stride},
+                    h_recoded.cpu.data(),
+                    c_recoded.cpu.data(),
+                    h_up.cpu.data(),
+                    h_after.cpu.data(),
+                    dgates.cpu.data(),
+                    grad_h.cpu.data(),
+                    grad_c.cpu.data(),
+                    norm_h.cpu.data(),
+                    norm_c.cpu.data()};
+  expect_launches(1, [&] {
+    if (shape.plan.threads == 0)
+      cuda_table<S>().recode(kStream, p);
+    else
+      cuda::launch_recode(nullptr, p, shape.plan);
+  });
+  cpu_table<A>().recode(cpu_launch(), q);
+  expect_close("h_recoded", h_recoded, 8);
+  expect_close("c_recoded", c_recoded, 8);
+  expect_close("h_up", h_up, 8);
+  expect_close("h_after", h_after, 8);
+  expect_close("dgates", dgates, 8);
+  expect_close("grad_h", grad_h, 8);
+  expect_close("grad_c", grad_c, 8);
+  expect_close("norm_h", norm_h, 16);
+  expect_close("norm_c", norm_c, 16);
+}
+
+// variant bits: 1 live mask, 2 gradient from above, 4 gradient of h', 8 gradients of step sizes,
+// 16 dropout, 32 what went up is recoded
+template <typename S>
+void check_backward(const Shape& shape, int variant) {
+  using A = typename AccumulateIn<S>::type;
+  context() = describe<S>("cell_backward", shape) + std::to_string(variant);
+  const int64_t B = shape.rows, H = shape.hidden;
+  const int offset = shape.offset;
+  const bool steps = variant & 8 && shape.plan.blocks_per_row <= 1;
+  const auto gates = random_values<A>(B * 4 * H, 1, offset);
+  const auto c_prev = random_values<A>(B * H, 2, offset);
+  const auto dh_up = variant & 2 ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto dh_recoded = variant & 4 ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto dc = random_values<A>(B * H, 1, offset);
+  const auto live = variant & 1 ? some_rows(B, variant / 2) : absent<uint8_t>();
+  const auto grad_h = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto grad_c = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto step_bar_h = steps ? unwritten<A>(B) : absent<A>();
+  const auto step_bar_c = steps ? unwritten<A>(B) : absent<A>();
+  const auto dgates = unwritten<S>(B * 4 * H, offset);
+  const auto dh_prev = variant & 1 ? unwritten<A>(B * H, offset) : absent<A>();
+  const Dropout dropout = variant & 16 ? kDropout : kNoDropout;
+  const bool up_is_recoded = variant & 32;
+  const CellBackward<S> p{B,
+                          H,
+                          gates.cuda.data(),
+                          c_prev.cuda.data(),
+                          dh_up.cuda.data(),
+                          dropout,
+                          kTime,
+                          dh_recoded.cuda.data(),
+                          dc.cuda.data(),
+                          live.cuda.data(),
+                          grad_h.cuda.data(),
+                          grad_c.cuda.data(),
+                          step_bar_h.cuda.data(),
+                          step_bar_c.cuda.data(),
+                          up_is_recoded,
+                          dgates.cuda.data(),
+                          dh_prev.cuda.data()};
+  const CellBackward<A> q{B,
+                          H,
+                          gates.cpu.data(),
+                          c_prev.cpu.data(),
+                          dh_up.cpu.data(),
+                          dropout,
+                          kTime,
+                          dh_recoded.cpu.data(),
+                          dc.cpu.data(),
+                          live.cpu.data(),
+                          grad_h.cpu.data(),
+                          grad_c.cpu.data(),
+                          step_bar_h.cpu.data(),
+                          step_bar_c.cpu.data(),
+                          up_is_recoded,
+                          dgates.cpu.data(),
+                          dh_prev.cpu.data()};
+  expect_launches(1, [&] {
+    if (shape.plan.threads == 0)
+      cuda_table<S>().cell_backward(kStream, p);
+    else
+      cuda::launch_cell_backward(nullptr, p, shape.plan);
+  });
+  cpu_table<A>().cell_backward(cpu_launch(), q);
+  expect_close("dgates", dgates, 8);
+  expect_close("dc", dc, 8);
+  expect_close("dh_prev", dh_prev, 0);
+  expect_close("step_bar_h", step_bar_h, 1, H);
+  expect_close("step_bar_c", step_bar_c, 1, H);
+}
+
+// All shapes, each with a few of the variants, so that every variant comes with some shape.
+template <typename Body>
+void for_shapes(int variants, int per_shape, const Body& body) {
+  int next = 0;
+  const auto visit = [&](const Shape& shape) {
+    for (int i = 0; i < (kThoroughly ? per_shape : 1); ++i, next += 7) body(shape, next % variants);
+  };
+  for (const Shape& shape : kShapes) visit(shape);
+  for (const Shape& shape : kSharedRows) visit(shape);
+}
+
+template <typename S>
+void forward() {
+  for_shapes(8, 3, check_forward<S>);
+}
+
+template <typename S>
+void recode() {
+  for_shapes(64, 6, check_recode<S>);
+}
+
+template <typename S>
+void backward() {
+  for_shapes(64, 6, check_backward<S>);
+}
+
+const Register kChecks[] = {
+    {"cell_forward_float", forward<float>},   {"cell_forward_double", forward<double>},
+    {"cell_forward_half", forward<__half>},   {"cell_forward_bfloat16", forward<__nv_bfloat16>},
+    {"recode_float", recode<float>},          {"recode_double", recode<double>},
+    {"recode_half", recode<__half>},          {"recode_bfloat16", recode<__nv_bfloat16>},
+    {"cell_backward_float", backward<float>}, {"cell_backward_double", backward<double>},
+    {"cell_backward_half", backward<__half>}, {"cell_backward_bfloat16", backward<__nv_bfloat16>},
+};
+
+}  // namespace
+}  // namespace checks

@@ -1,0 +1,45 @@
+// Dropout masks: the same bits on CUDA and on the CPU.
+#include "checks.h"
+#include "dropout_mask.cuh"
+
+namespace checks {
+namespace {
+
+using namespace fused_recoder;
+
+template <typename A>
+void check_mask(int64_t rows, int64_t units, int offset, cuda::UnitPlan plan) {
+  context() = "dropout_mask rows " + std::to_string(rows) + " units " + std::to_string(units);
+  const int64_t seed = -42;
+  for (double p : {0.0001, 0.5, 0.999}) {
+    const Dropout dropout = make_dropout(&seed, 4095, p);
+    if (!kThoroughly && p != 0.5) continue;
+    for (uint32_t sample : {0u, 9u}) {
+      const auto out = unwritten<A>(rows * units, offset);
+      const DropoutMask<A> on_cuda{rows, units, dropout, 77, sample, out.cuda.data()};
+      if (plan.threads == 0)
+        cuda_table<A>().dropout_mask({}, on_cuda);
+      else
+        cuda::launch_dropout_mask(nullptr, on_cuda, plan);
+      cpu_table<A>().dropout_mask(cpu_launch(), {rows, units, dropout, 77, sample, out.cpu.data()});
+      expect_equal("out", out);
+    }
+  }
+}
+
+template <typename A>
+void masks() {
+  check_mask<A>(1, 1, 0, {0, 0});
+  check_mask<A>(3, 7, 1, {0, 0});
+  check_mask<A>(2, 650, 0, {0, 0});
+  check_mask<A>(2, 37, 3, {3, 2});
+  check_mask<A>(2, 8, 0, {33, 2});
+}
+
+const Register kChecks[] = {
+    {"dropout_mask_float", masks<float>},
+    {"dropout_mask_double", masks<double>},
+};
+
+}  // namespace
+}  // namespace checks

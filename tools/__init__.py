@@ -1,0 +1,1 @@
+"""Commands for developers; run as `python -m tools.NAME` in a clone."""
