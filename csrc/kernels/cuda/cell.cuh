@@ -55,7 +55,8 @@ __device__ __forceinline__ void gate_cotangents(GateQuad<A>& to, const GateQuad<
 }
 
 template <typename S, int kAlign>
-__global__ void __launch_bounds__(kRowUnitThreads) cell_forward_kernel(const CellForward<S> p) {
+__global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
+    cell_forward_kernel(const CellForward<S> p) {
   using A = typename AccumulateIn<S>::type;
   const int H = static_cast<int>(p.hidden);
   const int64_t row = blockIdx.x;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kRowUnitThreads) cell_forward_kernel(const Cel
 }
 
 template <typename S, int kAlign>
-__global__ void __launch_bounds__(kRowUnitThreads) recode_kernel(const Recode<S> p) {
+__global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(const Recode<S> p) {
   using A = typename AccumulateIn<S>::type;
   __shared__ A slots_h[kMaxWarps], slots_c[kMaxWarps];
   const int H = static_cast<int>(p.hidden);
@@ -171,7 +172,8 @@ __global__ void __launch_bounds__(kRowUnitThreads) recode_kernel(const Recode<S>
 }
 
 template <typename S, int kAlign>
-__global__ void __launch_bounds__(kRowUnitThreads) cell_backward_kernel(const CellBackward<S> p) {
+__global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
+    cell_backward_kernel(const CellBackward<S> p) {
   using A = typename AccumulateIn<S>::type;
   __shared__ A slots_h[kMaxWarps], slots_c[kMaxWarps];
   const int H = static_cast<int>(p.hidden);

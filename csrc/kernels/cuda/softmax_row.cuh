@@ -16,6 +16,10 @@ namespace cuda {
 constexpr int kRowThreads = 32 * kMaxWarps;
 constexpr int kWidth = 8;  // columns a thread loads at once: 16 bytes of halves, 32 of floats
 
+// Blocks per multiprocessor to leave registers for: without a number ptxas aims high and spills.
+template <typename A, int kWeights>
+constexpr int kRowBlocks = sizeof(A) == 4 && kWeights == 1 ? 2 : 1;
+
 // ---- Columns: what a block visits -------------------------------------------------------------
 
 // [begin, end) of a row; [body, tail) starts at an aligned address and is a multiple of kWidth.
@@ -255,7 +259,7 @@ __device__ __forceinline__ int target_column(const LogitRows<A>& in, int64_t row
 
 // The shares of all blocks of all rows. Grid: x = rows, y = split.blocks.
 template <typename A, int kWeights, int kMoments>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<A, kWeights>)
     softmax_scan_kernel(const LogitRows<A> in, const RowSplit split) {
   __shared__ RowSlots<A, kWeights, kMoments> slots;
   const int64_t row = blockIdx.x;

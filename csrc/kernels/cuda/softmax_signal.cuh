@@ -30,7 +30,7 @@ __device__ __forceinline__ void write_row_values(const SoftmaxSignal<S>& p, int6
 // Each block writes the direction of its columns. kMoments: 1 for the gold signals, 2 for the
 // entropy. Grid: x = rows, y = split.blocks.
 template <typename S, int kMoments>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<typename AccumulateIn<S>::type, 1>)
     softmax_signal_kernel(const SoftmaxSignal<S> p, const RowSplit split) {
   using A = typename AccumulateIn<S>::type;
   constexpr bool kEntropy = kMoments == 2;

@@ -52,7 +52,7 @@ __device__ __forceinline__ void gold_scalars(CotangentScalars<A>& to, SignalKind
 
 // Each block writes its columns of u and u_bar. kMoments and grid as in softmax_signal_kernel.
 template <typename A, int kMoments>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<A, 2>)
     softmax_signal_backward_kernel(const SoftmaxSignalBackward<A> p, const RowSplit split) {
   constexpr bool kEntropy = kMoments == 2;
   __shared__ RowSlots<A, 2, kMoments> slots;

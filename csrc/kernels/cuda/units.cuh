@@ -17,6 +17,8 @@ struct UnitPlan {
 
 constexpr int kUnitThreads = 64;      // of a block that shares its row: many blocks, many SMs
 constexpr int kRowUnitThreads = 256;  // of a block with a row of its own
+// Blocks per multiprocessor to leave registers for: without a number ptxas aims high and spills.
+constexpr int kUnitBlocks = 1;
 
 inline UnitPlan plan_units(int64_t units, bool sums_over_row) {
   const int64_t quads = (units + kQuad - 1) / kQuad, warps = (quads + 31) / 32;

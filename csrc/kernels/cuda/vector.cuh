@@ -21,19 +21,41 @@ struct alignas(kAlignment<T, N>) Pack {
   T at[N];
 };
 
+// By name, because PyTorch's flags for nvcc take the conversion operators away.
+template <typename To, typename From>
+__device__ __forceinline__ To convert(From value) {
+  return static_cast<To>(value);
+}
+template <>
+__device__ __forceinline__ float convert(__half value) {
+  return __half2float(value);
+}
+template <>
+__device__ __forceinline__ __half convert(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ __forceinline__ float convert(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 convert(float value) {
+  return __float2bfloat16_rn(value);
+}
+
 // `from` is aligned to kAlignment<T, N>.
 template <int N, typename A, typename T>
 __device__ __forceinline__ void load(A* to, const T* from) {
   const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = static_cast<A>(pack.at[i]);
+  for (int i = 0; i < N; ++i) to[i] = convert<A>(pack.at[i]);
 }
 
 template <int N, typename T, typename A>
 __device__ __forceinline__ void store(T* to, const A* from) {
   Pack<T, N> pack;
 #pragma unroll
-  for (int i = 0; i < N; ++i) pack.at[i] = static_cast<T>(from[i]);
+  for (int i = 0; i < N; ++i) pack.at[i] = convert<T>(from[i]);
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
