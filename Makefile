@@ -1,4 +1,4 @@
-# make demo | test | bench | nvcc-check | lint | format: each sets up what it needs, on a fresh machine too.
+# make demo | test | bench | nvcc-check | cuda-check | lint | format: each sets up what it needs, on a fresh machine too.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '
 EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 PY := fused_recoder bench tests tools examples setup.py
 
-.PHONY: demo test bench nvcc-check lint format clean
+.PHONY: demo test bench nvcc-check cuda-check lint format clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ bench: $(BUILT)
 
 nvcc-check: $(DEPENDENCIES)
 	$(BIN)/python -m tools.nvcc_check
+
+# Downloads about 5 GB once; see tools/cuda_check.py.
+cuda-check:
+	$(PYTHON) -m tools.cuda_check
 
 lint: $(DEPENDENCIES)
 	$(BIN)/ruff check $(PY)

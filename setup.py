@@ -12,7 +12,7 @@ from setuptools.modified import newer_group
 
 try:
     import torch
-    from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
+    from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 except ImportError as error:
     sys.exit(
         f"fused_recoder is compiled against PyTorch, which could not be imported ({error}).\n"
@@ -36,6 +36,7 @@ if X86:
 
 COMMON_FLAGS = ["-std=c++20", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
 COMMON_FLAGS += ["-O0", "-g"] if DEBUG else ["-O3"]
+NVCC_FLAGS = ["-std=c++20", *(["-O0", "-g", "-G"] if DEBUG else ["-O3"])]
 
 
 def decide_cuda() -> tuple[bool, str]:
@@ -44,9 +45,7 @@ def decide_cuda() -> tuple[bool, str]:
     if use == "0" and force:
         sys.exit("USE_CUDA=0 and FORCE_CUDA=1 contradict each other: unset one.")
     missing = None
-    if not CUDA_SOURCES:
-        missing = "this version has no CUDA kernels yet"
-    elif torch.version.cuda is None:
+    if torch.version.cuda is None:
         missing = f"torch {torch.__version__} was built without CUDA"
     elif CUDA_HOME is None:
         missing = "no CUDA toolkit was found (set CUDA_HOME)"
@@ -90,19 +89,23 @@ decision += f"; CPU kernels for {', '.join(INSTRUCTION_SETS)}"
 decision += "; debug build" if DEBUG else ""
 print(f"fused_recoder: torch {torch.__version__}; {decision}", file=sys.stderr)
 
-macros = [("AT_PER_OPERATOR_HEADERS", None), ("FR_BUILD_DECISION", f'"{decision}"')] + (
-    [("FR_X86", None)] if X86 else []
-)
+macros = [("AT_PER_OPERATOR_HEADERS", None), ("FR_BUILD_DECISION", f'"{decision}"')]
+macros += [("FR_X86", None)] if X86 else []
+macros += [("FR_CUDA", None)] if cuda else []
 setup(
     # An extension works with the torch it was compiled against, and with no other.
     install_requires=[f"torch=={torch.__version__.split('+')[0]}"],
     ext_modules=[
-        CppExtension(
+        (CUDAExtension if cuda else CppExtension)(
             "fused_recoder._C",
-            ["csrc/bindings.cpp", *sorted(glob("csrc/engine/*.cpp"))],
+            [
+                "csrc/bindings.cpp",
+                *sorted(glob("csrc/engine/*.cpp")),
+                *(CUDA_SOURCES if cuda else []),
+            ],
             define_macros=macros,
             # at::parallel_for is a header: without OpenMP here it would silently run serially.
-            extra_compile_args=[*COMMON_FLAGS, "-fopenmp"],
+            extra_compile_args={"cxx": [*COMMON_FLAGS, "-fopenmp"], "nvcc": NVCC_FLAGS},
             extra_link_args=["-fopenmp"],
         )
     ],

@@ -24,8 +24,8 @@ from tools import cuda_toolkit  # noqa: E402
 # What kernels and tests are compiled with. ThreadSanitizer must not see the shim's own switches.
 VARIANTS = {
     "plain": ["-O2"],
-    "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-    "thread": ["-O1", "-g", "-fsanitize=thread", "-DEMU_TSAN=1"],
+    "address": ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "thread": ["-O1", "-g1", "-fsanitize=thread", "-DEMU_TSAN=1"],
     "coverage": ["-O0", "--coverage"],
 }
 SHIM_FLAGS = {"thread": ["-O2", "-g", "-DEMU_TSAN=1"], "coverage": ["-O2"]}

@@ -234,13 +234,9 @@ void signals_backward() {
 void large_vocabularies() {
   check_signal<float>({1, 33278, 0, 0, kPlanned}, SignalKind::kSurprisal, kOrdinary, 1 | 4 | 8);
   if (!kThoroughly) return;
-  for (int64_t V : {33278, 300000}) {
-    const Shape shape{2, V, 0, 0, kPlanned};
-    check_signal<double>(shape, SignalKind::kNll, kOrdinary, 4);
-    check_signal<__half>(shape, SignalKind::kEntropy, kOrdinary, 4);
-    check_signal_backward<float>(shape, SignalKind::kNll, kOrdinary, 0);
-    check_signal_backward<float>(shape, SignalKind::kEntropy, kOrdinary, 0);
-  }
+  check_signal<__half>({3, 33278, 0, 0, kPlanned}, SignalKind::kEntropy, kOrdinary, 4);
+  check_signal<double>({1, 300000, 0, 0, kPlanned}, SignalKind::kNll, kOrdinary, 4);
+  check_signal_backward<float>({1, 300000, 0, 0, kPlanned}, SignalKind::kEntropy, kOrdinary, 0);
 }
 
 // A scratch buffer is an offer: without one a row has one block.
