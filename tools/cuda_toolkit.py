@@ -18,15 +18,20 @@ def _home_of(nvcc: str) -> Path | None:
     return Path(top.group(1)).resolve() if top else None
 
 
+def packaged_toolkits() -> list[Path]:
+    """Where NVIDIA's packages on PyPI put their files, newest version first."""
+    package = importlib.util.find_spec("nvidia")  # a namespace package
+    folders = package.submodule_search_locations if package else []
+    return [home for folder in folders for home in sorted(Path(folder).glob("cu[0-9]*"))[::-1]]
+
+
 def _candidates():
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if variable in os.environ:
             yield Path(os.environ[variable])
     if nvcc := shutil.which("nvcc"):
         yield _home_of(nvcc)
-    if package := importlib.util.find_spec("nvidia"):  # a namespace package
-        for folder in package.submodule_search_locations:
-            yield from sorted(Path(folder).glob("cu[0-9]*"), reverse=True)
+    yield from packaged_toolkits()
 
 
 def _first(relative: str) -> Path | None:
@@ -42,3 +47,7 @@ def find_include() -> Path | None:
 
 def find_nvcc() -> Path | None:
     return _first("bin/nvcc")
+
+
+def find_nvdisasm() -> Path | None:
+    return _first("bin/nvdisasm")

@@ -1,10 +1,10 @@
-"""The nvcc check reads what ptxas says; compiling itself is `make nvcc-check`."""
+"""The tools around nvcc read what it says; compiling itself is `make nvcc-check`."""
 
 import shutil
 
 import pytest
 
-from tools import cuda_toolkit, nvcc_check
+from tools import cuda_toolkit, gpu_tables, nvcc_check
 
 CLEAN = """\
 ptxas info    : 294 bytes gmem, 40 bytes cmem[4]
@@ -49,6 +49,29 @@ def test_without_nvcc_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(cuda_toolkit, "find_nvcc", lambda: None)
     assert nvcc_check.main() == 0
     assert "skipped: there is no nvcc" in capsys.readouterr().out
+
+
+def test_instructions_are_counted_by_class():
+    listing = """\
+//--------------------- .text._Z4copyIfEvPT_ --------------------------
+\t.section\t.text._Z4copyIfEvPT_
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.128 R4, [R2.64] ;
+        /*0020*/                   STG.E.U16 [R2.64], R4 ;
+        /*0030*/                   MUFU.RCP64H R5, R7 ;
+        /*0040*/                   MUFU.EX2 R5, R7 ;
+        /*0050*/                   EXIT ;
+//--------------------- .text._Z4fillIdEvPT_ --------------------------
+        /*0000*/                   DADD R2, R2, R4 ;
+"""
+    counts = gpu_tables.count_instructions(listing)
+    assert counts == {
+        "copy<float>": {
+            "integer and other": 1, "global 128 bit": 1, "global, narrower": 1, "double": 1,
+            "special function": 1, "control": 1,
+        },
+        "fill<double>": {"double": 1},
+    }  # fmt: skip
 
 
 def test_the_toolkit_is_found_by_cuda_home_first(monkeypatch, tmp_path):
