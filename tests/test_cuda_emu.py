@@ -63,6 +63,7 @@ CHECKS = [
     "softmax_without_scratch",
     "softmax_targets_out_of_range",
     "softmax_row_plans",
+    "unit_plans",
 ]  # fmt: skip
 
 

@@ -35,12 +35,11 @@ const Shape kSharedRows[] = {
     {1, 12, 0, {32, 5}},  // blocks without work
 };
 
-template <typename P>
-std::string describe(const char* what, const Shape& shape) {
-  return std::string(what) + " <" + std::to_string(sizeof(P)) + "> rows " +
-         std::to_string(shape.rows) + " hidden " + std::to_string(shape.hidden) + " offset " +
-         std::to_string(shape.offset) + " threads " + std::to_string(shape.plan.threads) +
-         " blocks per row " + std::to_string(shape.plan.blocks_per_row) + " variant ";
+std::string describe(const char* what, size_t bytes, const Shape& shape) {
+  return std::string(what) + " <" + std::to_string(bytes) + "> rows " + std::to_string(shape.rows) +
+         " hidden " + std::to_string(shape.hidden) + " offset " + std::to_string(shape.offset) +
+         " threads " + std::to_string(shape.plan.threads) + " blocks per row " +
+         std::to_string(shape.plan.blocks_per_row) + " variant ";
 }
 
 // Every second row off; the first is on unless there is only one.
@@ -60,7 +59,7 @@ const Launch kStream{nullptr, nullptr};
 template <typename S>
 void check_forward(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
-  context() = describe<S>("cell_forward", shape) + std::to_string(variant);
+  context() = describe("cell_forward", sizeof(S), shape) + std::to_string(variant);
   const int64_t B = shape.rows, H = shape.hidden;
   const int offset = shape.offset;
   const auto gates = random_values<A>(B * 4 * H, 4, offset);
@@ -111,7 +110,7 @@ void check_forward(const Shape& shape, int variant) {
 template <typename S>
 void check_recode(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
-  context() = describe<S>("recode", shape) + std::to_string(variant);
+  context() = describe("recode", sizeof(S), shape) + std::to_string(variant);
   const int64_t B = shape.rows, H = shape.hidden;
   const int offset = shape.offset;
   const bool recodes_h = variant & 4, recodes_c = variant & 8, all = variant & 32;
@@ -208,7 +207,7 @@ void check_recode(const Shape& shape, int variant) {
 template <typename S>
 void check_backward(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
-  context() = describe<S>("cell_backward", shape) + std::to_string(variant);
+  context() = describe("cell_backward", sizeof(S), shape) + std::to_string(variant);
   const int64_t B = shape.rows, H = shape.hidden;
   const int offset = shape.offset;
   const bool steps = variant & 8 && shape.plan.blocks_per_row <= 1;

@@ -36,7 +36,17 @@ void masks() {
   check_mask<A>(2, 8, 0, {33, 2});
 }
 
+// Launches have limits that the longest rows must not reach.
+void unit_plans() {
+  const cuda::UnitPlan few = cuda::plan_units(650, false), sums = cuda::plan_units(650, true),
+                       many = cuda::plan_units(300000 * int64_t(650), false);
+  if (few.threads != 64 || few.blocks_per_row != 3 || sums.threads != 192 ||
+      sums.blocks_per_row != 1 || many.threads != 64 || many.blocks_per_row != 1024)
+    throw std::runtime_error("plan_units has changed");
+}
+
 const Register kChecks[] = {
+    {"unit_plans", unit_plans},
     {"dropout_mask_float", masks<float>},
     {"dropout_mask_double", masks<double>},
 };

@@ -40,19 +40,14 @@ __device__ __forceinline__ Columns columns_of(int begin, int end, const T* row, 
   return {begin, body, body + (end - body) / kWidth * kWidth, end};
 }
 
-template <int kCount>
-struct Width {
-  static constexpr int value = kCount;
-};
-
 // Calls body(column, width) for all columns, several at a time where they are aligned.
 template <typename Body>
 __device__ __forceinline__ void for_columns(const Columns& columns, const Body& body) {
   for (int j = columns.body + kWidth * threadIdx.x; j < columns.tail; j += kWidth * blockDim.x)
-    body(j, Width<kWidth>());
+    body(j, Constant<kWidth>());
   const int lead = columns.body - columns.begin, rest = lead + columns.end - columns.tail;
   for (int i = threadIdx.x; i < rest; i += blockDim.x)
-    body(i < lead ? columns.begin + i : columns.tail + i - lead, Width<1>());
+    body(i < lead ? columns.begin + i : columns.tail + i - lead, Constant<1>());
 }
 
 // ---- What a pass collects ---------------------------------------------------------------------

@@ -17,15 +17,20 @@ struct UnitPlan {
 
 constexpr int kUnitThreads = 64;      // of a block that shares its row: many blocks, many SMs
 constexpr int kRowUnitThreads = 256;  // of a block with a row of its own
+constexpr int kMostBlocksPerRow = 1024;
 // Blocks per multiprocessor to leave registers for: without a number ptxas aims high and spills.
 constexpr int kUnitBlocks = 1;
 
 inline UnitPlan plan_units(int64_t units, bool sums_over_row) {
   const int64_t quads = (units + kQuad - 1) / kQuad, warps = (quads + 31) / 32;
-  const int64_t most = (sums_over_row ? kRowUnitThreads : kUnitThreads) / 32;
-  const int64_t used = warps < most ? warps : most;
-  return {static_cast<int>(used * 32),
-          sums_over_row ? 1 : static_cast<int>((warps + used - 1) / used)};
+  if (sums_over_row) {
+    const int64_t most = kRowUnitThreads / 32;
+    return {static_cast<int>(32 * (warps < most ? warps : most)), 1};
+  }
+  const int64_t most = kUnitThreads / 32, used = warps < most ? warps : most;
+  const int64_t blocks = (warps + used - 1) / used;
+  return {static_cast<int>(32 * used),
+          static_cast<int>(blocks < kMostBlocksPerRow ? blocks : kMostBlocksPerRow)};
 }
 
 __device__ __forceinline__ int first_quad() {
@@ -83,11 +88,6 @@ __device__ __forceinline__ void dropout_factors(A (&factor)[kQuad], const Dropou
     for (int i = 0; i < kQuad; ++i) factor[i] = A(1);
   }
 }
-
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
 
 // The largest of 4, 2, 1 that divides `units` and that all pointers (null ones aside) allow.
 template <typename... T>

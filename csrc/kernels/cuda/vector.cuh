@@ -11,6 +11,12 @@
 namespace fused_recoder {
 namespace cuda {
 
+// A number that a function gets at compile time, as an argument.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 constexpr int kVectorBytes = 16;  // the widest load of all architectures
 
 template <typename T, int N>
