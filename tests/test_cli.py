@@ -1,10 +1,13 @@
 """The command line, as users type it."""
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -16,6 +19,7 @@ from fused_recoder import cli
 from fused_recoder.training import load_model
 
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+FLAGS += ["--threads=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +169,29 @@ def test_unknown_flags_are_refused(text, call):
     code, _, errors = call("train", text, "--out=x", "--step-option=init")
     assert code == 2
     assert "must be NAME=VALUE" in errors
+
+
+def test_a_terminal_gets_a_bar(text, tmp_path):
+    terminal, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fused_recoder", "train", text, "--out", tmp_path / "run", *FLAGS],
+        stdout=subprocess.DEVNULL, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # it has hung up
+            break
+        if not part:
+            break
+        seen += part
+    os.close(terminal)
+    assert process.wait() == 0
+    for part in (b"\r", b"epoch 2/2", b"100%", b"tok/s", b"loss=", b"ppl=", b"lr="):
+        assert part in seen
 
 
 def test_a_log_file_gets_lines_and_an_interrupt_says_how_to_go_on(text, tmp_path):

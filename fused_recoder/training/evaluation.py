@@ -132,5 +132,5 @@ def load_model(path: str | Path, **changes) -> Loaded:
         vocabulary, about = None, {}
     config = config.replace(**changes)
     model = build_model(config, size, dataset_size=about.get("train_tokens"))
-    load_weights(model, weights)
+    load_weights(model, weights, other_recoder=vocabulary is None or bool(changes))
     return Loaded(model, config, vocabulary, about)

@@ -111,13 +111,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if has_kernels and torch.cuda.is_available() else "cpu")
 
 
-def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Weights into a model whose recoder may be another one than theirs, or none."""
+def load_weights(
+    model: nn.Module, weights: dict[str, Tensor], *, other_recoder: bool = False
+) -> None:
+    """Weights into a model; with `other_recoder` its recoder may be another one than theirs."""
     weights = dict(weights)
     if model.decoder.weight is model.encoder.weight:
         weights.setdefault("decoder.weight", weights["encoder.weight"])
     result = model.load_state_dict(weights, strict=False)
-    recoder = ("rnn.step.", "rnn.signal.")
+    recoder = ("rnn.step.", "rnn.signal.") if other_recoder else ()
     missing = [n for n in result.missing_keys if not n.startswith(recoder)]
     surplus = [n for n in result.unexpected_keys if not n.startswith(recoder)]
     if missing or surplus:

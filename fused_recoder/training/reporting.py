@@ -88,6 +88,7 @@ class ProgressBar:
                 unit="tok",
                 unit_scale=True,
                 dynamic_ncols=True,
+                leave=False,
             )
 
     def advance(self, epoch: int) -> None:

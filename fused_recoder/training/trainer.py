@@ -365,9 +365,13 @@ class Trainer:
         }
         self._write("test", {"perplexity": test.perplexity, "epoch": progress.best_epoch})
         if self.processes.is_first:
-            with atomic_file(self.out / "summary.json") as file:
-                file.write(json.dumps(summary | {"history": progress.history}, indent=1).encode())
-            draw_curves(self.out)
+            try:
+                with atomic_file(self.out / "summary.json") as file:
+                    content = json.dumps(summary | {"history": progress.history}, indent=1)
+                    file.write(content.encode())
+                draw_curves(self.out)
+            except OSError as error:
+                print(f"Summary and curves cannot be written: {error}", file=sys.stderr)
             self.bar.say(self._summary_table(summary))
         return summary
 
