@@ -406,12 +406,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "step", poisoned)
     with pytest.raises(NonFiniteError) as error:
         trainer.train()
-    for part in ("loss is nan", "epoch 2, window 5 of 36", "step 41", "rnn.weight_hh_l1"):
+    for part in ("loss is nan", "epoch 2, window 5 of 36", "step 41", "gradients that are not"):
         assert part in str(error.value)
     tensors, about, _ = load_checkpoint(tmp_path / "run" / "checkpoint.safetensors")
     assert about["progress"]["step"] == STEPS_PER_EPOCH + 4
     assert f"of step {about['progress']['step']}" in str(error.value)
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_not_applied(text, tmp_path):
+    trainer = Trainer(tiny(), text, tmp_path / "run")
+    trainer.model.decoder.bias.register_hook(lambda gradient: gradient * math.inf)
+    before = optimised(trainer.model)
+    with pytest.raises(NonFiniteError, match=r"not finite: decoder\.bias\)\. Nothing was saved"):
+        trainer.step()
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(text, tmp_path):

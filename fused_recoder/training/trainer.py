@@ -167,12 +167,14 @@ class Trainer:
         loss, out = self.objective(inputs.to(device), targets.to(device), self.hx, trace)
         # loss is a mean over time and rows; Zaremba et al. sum over time.
         (loss * length if config.loss == "sum" else loss).backward()
-        limit = math.inf if config.clip is None else config.clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        parameters = list(self.model.parameters())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         values = torch.stack([loss.detach(), norm, out.nll.detach().mean()])
         loss_value, norm_value, nll = values.tolist()
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
             raise NonFiniteError(self._where_not_finite(loss_value, norm_value, lr))
+        if config.clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, config.clip, norm)
         self.optimizer.step()
         self.hx = tuple(state.detach() for state in out.hx)
 
@@ -230,7 +232,8 @@ class Trainer:
             for name, p in self.model.named_parameters()
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        gradients = f"; gradients that are not finite: {', '.join(bad)}" if bad else ""
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        gradients = f"; gradients that are not finite: {', '.join(bad[:3])}{more}" if bad else ""
         return (
             f"the loss is {loss} and the norm of its gradient {norm} in epoch "
             f"{progress.epoch + 1}, window {progress.window + 1} of {len(self.batches)} (step "
