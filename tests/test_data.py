@@ -46,16 +46,16 @@ def test_lines_end_and_unknown_words_are_marked(folder):
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [
-        ({"max_vocab": 3}, {"<eos>", "<unk>", "the"}),
-        ({"max_vocab": 4}, {"<eos>", "<unk>", "the", "cat"}),  # the first of the rare ones
-        ({"max_vocab": 100}, {"<eos>", "<unk>", "the", "cat", "sat", "dog"}),
-        ({"min_count": 2}, {"<eos>", "<unk>", "the"}),
+        ({"max_vocab": 3}, "the"),
+        ({"max_vocab": 4}, "the cat"),  # the first of the rare ones
+        ({"max_vocab": 100}, "the cat sat dog"),
+        ({"min_count": 2}, "the"),
     ],
     ids=str,
 )
 def test_vocabulary_can_be_limited(folder, limits, kept):
     vocabulary = Corpus(folder, **limits).vocabulary
-    assert set(vocabulary.words) == kept
+    assert set(vocabulary.words) == {"<eos>", "<unk>", *kept.split()}
     assert vocabulary.encode(["the", "zebra"]) == [
         vocabulary.ids["the"],
         vocabulary.ids["<unk>"],
