@@ -116,7 +116,7 @@ def load_weights(
 ) -> None:
     """Weights into a model; with `other_recoder` its recoder may be another one than theirs."""
     weights = dict(weights)
-    if model.decoder.weight is model.encoder.weight:
+    if getattr(model.decoder, "weight", None) is model.encoder.weight:
         weights.setdefault("decoder.weight", weights["encoder.weight"])
     result = model.load_state_dict(weights, strict=False)
     recoder = ("rnn.step.", "rnn.signal.") if other_recoder else ()
