@@ -1,6 +1,9 @@
 """Every signal with every step: the fused engine against the oracle, with the same masks."""
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from variants import PAIRS, SIGNALS, STEPS, build, classifies, has_own_masks
 import fused_recoder as fr
 
 H, V, I = 7, 11, 5
+ROOT = Path(__file__).parent.parent
 
 
 def make_pair(signal, step, layers=2, dtype=torch.float64, hidden=H, vocab=V, **options):
@@ -299,3 +303,27 @@ def test_unit_and_shared_masks_have_the_same_expected_gradient():
     error = sum(v.var(0) / len(v) for v in samples.values()).sqrt()
     assert ((means["unit"] - means["shared"]).abs() < 4.5 * error).all()
     assert (means["unit"].abs() > 10 * error).any()  # and it is not just noise
+
+
+@pytest.mark.parametrize("mask", ["unit", "shared", "weight"])
+def test_scratch_is_bounded_whatever_the_number_of_samples(mask):
+    """K = 50 at V = 10,000, B = 64 in less than 200 MB: resident memory of a process of its own."""
+    script = f"""
+import torch, fused_recoder as fr
+from bench.measure import peak_megabytes
+torch.set_num_threads(1)
+decoder = torch.nn.Linear(32, 10_000)
+def run(K, B):
+    kind = fr.signals.MCDropout(K, 0.2, "{mask}")
+    rnn = fr.FusedRecodingLSTM(8, 32, decoder=decoder, signal=kind)
+    with torch.no_grad():
+        rnn(torch.randn(1, B, 8))
+run(1, 1)
+before = peak_megabytes()
+run(50, 64)
+print(peak_megabytes() - before)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, check=True
+    )
+    assert float(result.stdout) < 200

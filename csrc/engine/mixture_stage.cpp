@@ -8,8 +8,8 @@
 namespace fused_recoder {
 namespace {
 
-// Logits held at a time, in elements: 24 MB of float.
-constexpr int64_t kLogits = int64_t(6) << 20;
+// Logits held at a time, in elements: 32 MB of float.
+constexpr int64_t kLogits = int64_t(8) << 20;
 // A block's masked weights are made anew for each block: here memory is cheaper than time.
 constexpr int64_t kLogitsUnderWeightMasks = int64_t(32) << 20;
 
