@@ -37,7 +37,7 @@ def throughput(experiments: list[dict], path: Path) -> None:
         axis.axvline(1, color=COLOURS["plain"], linewidth=1, linestyle="--")
         axis.set_title(f"{experiment['name']}: {experiment['shape']}", fontsize=9, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("training throughput relative to the plain LM (dashed); line: quartiles")
+    axes[-1, 0].set_xlabel("training throughput / the plain LM's (dashed); black: quartiles")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

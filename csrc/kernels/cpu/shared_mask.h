@@ -107,7 +107,7 @@ void shared_decode(const Launch& launch, const SharedDecode<T>& p) {
 // Rows of u and of W^T whose products a register tile sums, and how much of the vocabulary at once.
 constexpr int kDotRows = 4, kDotUnits = 3;
 template <typename T>
-constexpr int64_t kDotBlock = 8192 / sizeof(T);
+constexpr int64_t kDotBlock = 4096 / sizeof(T);
 
 // dh[r, units[i]] += sign * <u[r, :], w[units[i], :]> over `size` tokens.
 template <typename T, int kRows, int kUnits>
