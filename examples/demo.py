@@ -45,6 +45,8 @@ def train(text: Path) -> dict[str, dict]:
     for name, config in NAMES.items():
         print(f"\n--- {name} ---", flush=True)
         summaries[name] = Trainer(config, text, OUT / name).train()
+        if not summaries[name]["finished"]:  # interrupted
+            raise SystemExit(1)
     return summaries
 
 

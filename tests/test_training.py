@@ -205,6 +205,9 @@ VARIANTS = {
         "tie_weights": True, "weight_decay": 0.01,
     },
     "plain, rows of seven steps": {"signal": None, "dropout": 0.3, "log_every": 7},
+    "MC Dropout, predicted step": {"signal": "mc_dropout", "step": "predicted"},
+    "ensemble": {"signal": "ensemble", "step": 0.01, "decoder_options": {"num_members": 3}},
+    "variational": {"signal": "variational", "step": 0.01, "signal_options": {"num_samples": 3}},
 }  # fmt: skip
 
 
