@@ -1,17 +1,23 @@
-# make demo | test | bench | nvcc-check | cuda-check | lint | format: each sets up what it needs, on a fresh machine too.
+# make demo | train | test | bench | nvcc-check | cuda-check | lint | format: each sets up what it
+# needs, on a fresh machine too.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEPENDENCIES := $(VENV)/.dependencies
 BUILT := $(VENV)/.built
+DATA ?= sotu
+OUT ?= runs/$(notdir $(patsubst %/,%,$(DATA)))
 CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 PY := fused_recoder bench tests tools examples setup.py
 
-.PHONY: demo test bench nvcc-check cuda-check lint format clean
+.PHONY: demo train test bench nvcc-check cuda-check lint format clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py
+
+train: $(BUILT)
+	$(BIN)/fused-recoder train $(DATA) --out $(OUT) --resume $(FLAGS)
 
 test: $(BUILT)
 	$(BIN)/python -m pytest -n 2

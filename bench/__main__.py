@@ -1,89 +1,102 @@
-"""`python -m bench`: the modules against the reference, nn.LSTM and themselves without a signal."""
+"""`python -m bench`: recoding language models against the plain one, the reference, the limit.
+
+The full run takes about an hour; `--only train read` or `--quick` take less.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 
 import torch
 
-from . import measure, report
-from .cases import CASES, COMPILED, CONTENDERS, REFERENCE, make_contender
+from . import growth, measure, plots, report, run
+from .cases import CASES, EXPERIMENTS, TINY
+from .contenders import make_job
+
+HERE = Path(__file__).parent
 
 
-def run_case(name: str, signal: str, rounds: int, skip: set[str], memory: bool) -> dict:
-    shape = CASES[name]
-    torch._dynamo.reset()  # compiled for this shape, not for a general one
-    contenders, failed = {}, {}
-    for contender in CONTENDERS:
-        if contender in skip:
-            continue
-        step = make_contender(contender, shape, signal)
-        try:
-            step()
-        except Exception as error:  # a compiler that gives up is a result, not a crash
-            if contender != COMPILED:
-                raise
-            failed[contender] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-            continue
-        contenders[contender] = step
-    gemm = "large GEMM"
-    times = measure.interleave(contenders | {gemm: measure.large_gemm()}, rounds, name)
-    rows = [
-        {
-            "name": contender,
-            "tokens_per_second": shape.B * shape.T / statistics.median(times[contender]),
-            "relative": measure.ratio(times, contender, REFERENCE),
-            "memory": measure.memory_in_a_fresh_process(name, contender) if memory else None,
-            "seconds": times[contender],
-        }
-        for contender in contenders
-    ]
-    rows += [{"name": contender, "failed": why} for contender, why in failed.items()]
-    flops = 2 * measure.LARGE_GEMM**3 / statistics.median(times[gemm])
-    return {
-        "name": name,
-        "shape": str(shape),
-        "signal": signal,
-        "rows": rows,
-        "gemm_gflops": flops / 1e9,
-    }
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    names = [e.name for e in EXPERIMENTS + TINY]
+    parser.add_argument("--only", nargs="+", metavar="EXPERIMENT", help=f"any of {names}, or job")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: does it run at all?")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
+    parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-memory", action="store_true", help="skip the memory measurements")
+    parser.add_argument("--growth", action="store_true", help="also: growth with T, B, V and K")
+    parser.add_argument("--out", type=Path, help="folder for JSON, Markdown and plots")
+    parser.add_argument(
+        "--readme", type=Path, help="measure nothing: write the table of bench/results into this"
+    )
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def print_memory_of(experiment: str, contender: str) -> None:
+    """Peak extra resident memory of the first step after a tiny one."""
+    if experiment == "growth":
+        who, shape = growth.job_for_memory(contender)
+        job = "train"
+    else:
+        found = next(e for e in EXPERIMENTS + TINY if e.name == experiment)
+        who = next(c for c in found.contenders if str(c) == contender)
+        shape, job = found.shape, found.job
+    make_job(who, CASES["tiny"], job)()
+    step = make_job(who, shape, job)
+    before = measure.peak_megabytes()
+    step()
+    print(json.dumps(measure.peak_megabytes() - before))
+
+
+def chosen(arguments: argparse.Namespace) -> list:
+    experiments = TINY if arguments.quick else EXPERIMENTS
+    if arguments.only:
+        wanted = set(arguments.only)
+        known = {e.name for e in EXPERIMENTS + TINY} | {e.job for e in EXPERIMENTS}
+        if wanted - known:
+            raise SystemExit(f"--only: no experiment called {', '.join(sorted(wanted - known))}")
+        experiments = [e for e in experiments if {e.name, e.job} & wanted]
+    if arguments.no_compiled:
+        experiments = [e.without("compiled") for e in experiments]
+    return experiments
+
+
+def save(results: dict, folder: Path) -> None:
+    """After every experiment: an interrupted run loses nothing that was measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results, indent=1))
+    (folder / "results.md").write_text(report.markdown(results))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--case", nargs="+", choices=CASES, default=["thesis", "small", "reading"])
-    parser.add_argument("--signal", default="surprisal", choices=["surprisal", "nll", "entropy"])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--no-memory", action="store_true", help="skip the memory measurements")
-    parser.add_argument("--out", type=Path, help="folder for results.json and results.md")
-    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-
+    arguments = parse()
     if arguments.memory_of:
-        case, contender = arguments.memory_of
-        make_contender(contender, CASES["tiny"], arguments.signal)()
-        step = make_contender(contender, CASES[case], arguments.signal)
-        before = measure.peak_megabytes()
-        step()
-        print(json.dumps(measure.peak_megabytes() - before))
+        print_memory_of(*arguments.memory_of)
         return
-
-    skip = {COMPILED} if arguments.no_compiled else set()
-    results = {"machine": measure.machine(), "rounds": arguments.rounds, "cases": []}
-    for name in arguments.case:
-        case = run_case(name, arguments.signal, arguments.rounds, skip, not arguments.no_memory)
-        results["cases"].append(case)
-        print(report.markdown(results | {"cases": [case]}), flush=True)
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
-        (arguments.out / "results.md").write_text(report.markdown(results))
+    if arguments.readme:
+        last = json.loads((HERE / "results" / "results.json").read_text())
+        report.write_into_readme(arguments.readme, last)
+        return
+    results = {"machine": measure.machine(), "experiments": []}
+    for threads in arguments.threads:
+        torch.set_num_threads(threads)
+        for experiment in chosen(arguments):
+            result = run.run(experiment, arguments.rounds, not arguments.no_memory)
+            results["experiments"].append(result)
+            print(report.table(result), flush=True)
+            if arguments.out:
+                save(results, arguments.out)
+    if arguments.out and results["experiments"]:
+        plots.draw(results, arguments.out)
+    if arguments.growth:
+        grown = growth.run(max(2, arguments.rounds // 3), not arguments.no_memory)
+        if arguments.out:
+            (arguments.out / "growth.json").write_text(json.dumps(grown, indent=1))
+            plots.growth(grown, arguments.out / "growth.png")
 
 
 if __name__ == "__main__":

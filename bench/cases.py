@@ -1,13 +1,8 @@
-"""What is measured: shapes, and the contenders that run at each of them."""
+"""What is measured: shapes, variants, and the experiments that put contenders side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
-import torch._functorch.config
-from torch import nn
+from dataclasses import dataclass, replace
 
 import fused_recoder as fr
 
@@ -21,54 +16,128 @@ class Shape:
     V: int
 
     def __str__(self) -> str:
-        return f"B={self.B} T={self.T} {self.L}x{self.H} V={self.V:,}"
+        return f"B={self.B}, T={self.T}, {self.L}x{self.H}, V={self.V:,}"
 
 
 CASES = {
     "thesis": Shape(64, 35, 650, 2, 10_000),
     "small": Shape(20, 35, 200, 2, 10_000),
-    "reading": Shape(1, 35, 650, 2, 10_000),
+    "wide-vocab": Shape(20, 35, 400, 2, 50_000),
+    "long": Shape(20, 512, 200, 2, 10_000),
+    "reading": Shape(1, 1, 650, 2, 10_000),
+    "reading-small": Shape(1, 1, 200, 2, 10_000),
     "tiny": Shape(4, 6, 16, 2, 50),
 }
 
-FUSED, ENGINE, REFERENCE, COMPILED, PLAIN = (
-    "fused",
-    "fused engine, no signal",
-    "reference",
-    "compiled reference",
-    "nn.LSTM",
-)
-CONTENDERS = [FUSED, ENGINE, REFERENCE, COMPILED, PLAIN]
+
+@dataclass(frozen=True)
+class Variant:
+    """A model: its signal, and what else distinguishes it."""
+
+    signal: str = "none"
+    K: int = 1
+    p: float = 0.21
+    mask: str = "unit"
+    predict: str = "members"
+
+    def __str__(self) -> str:
+        if self.signal == "mc_dropout":
+            return f"MC Dropout {self.mask}, K={self.K}"
+        if self.signal == "ensemble":
+            return f"ensemble {self.predict}, K={self.K}"
+        return self.signal
+
+    def options(self, shape: Shape) -> dict:
+        """For a language model of this kind."""
+        if self.signal == "none":
+            return {"signal": None}
+        if self.signal == "mc_dropout":
+            return {"signal": fr.signals.MCDropout(self.K, self.p, self.mask)}
+        if self.signal == "ensemble":
+            decoder = fr.EnsembleDecoder(
+                shape.H, shape.V, self.K, dataset_size=1_000_000, predict=self.predict
+            )
+            return {"signal": fr.signals.Ensemble(), "decoder": decoder}
+        return {"signal": self.signal}
 
 
-def make_contender(name: str, shape: Shape, signal: str) -> Callable[[], object]:
-    """A function that runs forward and backward of the module once.
+NONE, NLL, SURPRISAL, ENTROPY = (Variant(s) for s in ("none", "nll", "surprisal", "entropy"))
 
-    This measures the modules of the same signature. The loss, and the decoder that it shares with
-    the recoder, are the language model's business.
-    """
-    torch.manual_seed(0)
-    decoder = nn.Linear(shape.H, shape.V)
-    x = torch.randn(shape.T, shape.B, shape.H, requires_grad=True)
-    y = torch.randint(shape.V, (shape.T, shape.B))
-    cotangent = torch.randn(shape.T, shape.B, shape.H)
-    sizes = (shape.H, shape.H, shape.L)
-    options = {"decoder": decoder, "signal": signal, "step": 0.1}
-    if name == PLAIN:
-        rnn, arguments = nn.LSTM(*sizes), {}
-    elif name == ENGINE:
-        rnn, arguments = fr.FusedRecodingLSTM(*sizes, decoder=decoder, signal=None), {}
-    elif name == FUSED:
-        rnn, arguments = fr.FusedRecodingLSTM(*sizes, **options), {"targets": y}
-    else:
-        rnn, arguments = fr.reference.RecodingLSTM(*sizes, **options), {"targets": y}
-    if name == COMPILED:
-        # The recoder differentiates inside the step and keeps the graph.
-        torch._functorch.config.donated_buffer = False
-        rnn = torch.compile(rnn)
+# Who runs a variant: the stock PyTorch language model (which cannot recode), the fused engine, the
+# reference, or the reference under torch.compile.
+PLAIN, FUSED, REFERENCE, COMPILED = "plain", "fused", "reference", "compiled"
 
-    def step():
-        output, _ = rnn(x, **arguments)
-        output.backward(cotangent)
 
-    return step
+@dataclass(frozen=True)
+class Contender:
+    who: str
+    variant: Variant = NONE
+
+    def __str__(self) -> str:
+        if self.who == PLAIN:
+            return "plain LM (stock PyTorch)"
+        if self.variant == NONE:
+            return f"{self.who}, no signal"
+        return f"{self.who}, {self.variant}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Contenders that take turns. `job`: train, evaluate or read."""
+
+    name: str
+    job: str
+    case: str
+    contenders: tuple[Contender, ...]
+    rounds: float = 1.0  # relative to what is asked for: slow ones get fewer
+
+    @property
+    def shape(self) -> Shape:
+        return CASES[self.case]
+
+    def without(self, who: str) -> Experiment:
+        return replace(self, contenders=tuple(c for c in self.contenders if c.who != who))
+
+
+def against_everything(*variants: Variant, compiled: tuple[Variant, ...] = ()) -> tuple:
+    return (
+        Contender(PLAIN),
+        Contender(FUSED),
+        *(Contender(FUSED, v) for v in variants),
+        *(Contender(REFERENCE, v) for v in variants),
+        *(Contender(COMPILED, v) for v in compiled),
+    )
+
+
+def sweep(variant: Variant, counts: tuple[int, ...]) -> tuple:
+    return (Contender(PLAIN), *(Contender(FUSED, replace(variant, K=k)) for k in counts))
+
+
+MC = Variant("mc_dropout", 10)
+SHARED, WEIGHT = replace(MC, mask="shared"), replace(MC, mask="weight")
+ENSEMBLE = Variant("ensemble", 10)
+MEAN_LOGITS = replace(ENSEMBLE, predict="mean_logits")
+
+EXPERIMENTS = [
+    Experiment("train thesis", "train", "thesis",
+               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,))),
+    Experiment("train small", "train", "small",
+               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,))),
+    Experiment("train wide-vocab", "train", "wide-vocab", against_everything(NLL, ENTROPY)),
+    Experiment("train long", "train", "long", against_everything(NLL), 0.5),
+    Experiment("train MC Dropout", "train", "thesis", against_everything(MC, SHARED), 0.5),
+    Experiment("train ensemble", "train", "thesis", against_everything(ENSEMBLE, MEAN_LOGITS), 0.3),
+    Experiment("evaluate thesis", "evaluate", "thesis", against_everything(NLL, ENTROPY)),
+    Experiment("evaluate MC shared", "evaluate", "thesis", sweep(SHARED, (1, 5, 10, 25, 50)), 0.5),
+    Experiment("evaluate MC unit", "evaluate", "thesis", sweep(MC, (1, 5, 10, 25, 50)), 0.3),
+    Experiment("evaluate MC weight", "evaluate", "thesis", sweep(WEIGHT, (1, 5, 10)), 0.3),
+    Experiment("evaluate ensemble", "evaluate", "thesis", sweep(ENSEMBLE, (1, 5, 10, 25)), 0.3),
+    Experiment("read", "read", "reading", against_everything(NLL, ENTROPY), 2.0),
+    Experiment("read small", "read", "reading-small", against_everything(NLL, ENTROPY), 2.0),
+]  # fmt: skip
+
+TINY = [
+    Experiment("tiny train", "train", "tiny", against_everything(NLL, SHARED, ENSEMBLE)),
+    Experiment("tiny evaluate", "evaluate", "tiny", sweep(SHARED, (1, 5))),
+    Experiment("tiny read", "read", "tiny", against_everything(NLL)),
+]

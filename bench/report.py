@@ -1,28 +1,114 @@
-"""Results as a Markdown table (which is also what the terminal shows)."""
+"""Results as Markdown tables (which is also what the terminal shows)."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def _ratio(values, digits: int = 2) -> str:
+    if values is None:
+        return ""
+    low, middle, high = values
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def _row(row: dict) -> str:
+    if "failed" in row:
+        return f"| {row['name']} | did not run: {row['failed']} | | | | | |"
+    memory = "" if row["memory"] is None else f"{row['memory']:.0f}"
+    low, share, high = row["share_of_limit"]
+    return (
+        f"| {row['name']} | {row['tokens_per_second']:,.0f} | {_ratio(row['to_plain'])} "
+        f"| {_ratio(row['to_reference'])} | {_ratio(row['to_engine'])} "
+        f"| {share:.0%} ({low:.0%}-{high:.0%}) | {memory} |"
+    )
+
+
+def table(experiment: dict) -> str:
+    head = (
+        f"### {experiment['name']}: {experiment['shape']}, {experiment['threads']} "
+        f"thread{'s' if experiment['threads'] > 1 else ''}"
+    )
+    lines = [
+        head,
+        "",
+        "| contender | tokens/s | speed / plain LM | speed / own reference "
+        "| speed / own engine without a signal | share of the limit | extra memory, MB |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(row) for row in experiment["rows"]),
+        "",
+        f"Medians (quartiles) over {experiment['rounds']} interleaved rounds; a large GEMM in the "
+        f"same run: {experiment['gemm_gflops']:.0f} GFLOP/s.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def markdown(results: dict) -> str:
     machine = ", ".join(f"{k} {v}" for k, v in results["machine"].items())
-    lines = [f"Machine: {machine}. {results['rounds']} interleaved rounds.", ""]
-    for case in results["cases"]:
-        lines += [
-            f"### {case['name']}: {case['shape']}, signal `{case['signal']}`, forward + backward",
-            "",
-            "| contender | tokens/s | speed relative to the reference: median (quartiles) "
-            "| extra memory, MB |",
-            "|---|---|---|---|",
-        ]
-        for row in case["rows"]:
-            if "failed" in row:
-                lines.append(f"| {row['name']} | did not run: {row['failed']} | | |")
-                continue
-            low, middle, high = row["relative"]
-            memory = "" if row["memory"] is None else f"{row['memory']:.0f}"
-            lines.append(
-                f"| {row['name']} | {row['tokens_per_second']:,.0f} "
-                f"| {middle:.2f} ({low:.2f} to {high:.2f}) | {memory} |"
-            )
-        lines += ["", f"A large GEMM in the same run: {case['gemm_gflops']:.0f} GFLOP/s.", ""]
+    parts = [f"Machine: {machine}. float32.", ""]
+    return "\n".join([*parts, *(table(e) for e in results["experiments"])])
+
+
+def find(results: dict, experiment: str, name: str, threads: int) -> dict | None:
+    for e in results["experiments"]:
+        if e["name"] == experiment and e["threads"] == threads:
+            return next((r for r in e["rows"] if r["name"] == name and "failed" not in r), None)
+    return None
+
+
+# The README's table: job, experiment, contender.
+SUMMARY = [
+    ("train", "train thesis", "nll"),
+    ("train", "train thesis", "surprisal"),
+    ("train", "train thesis", "entropy"),
+    ("train", "train MC Dropout", "MC Dropout unit, K=10"),
+    ("train", "train MC Dropout", "MC Dropout shared, K=10"),
+    ("train", "train ensemble", "ensemble members, K=10"),
+    ("train", "train ensemble", "ensemble mean_logits, K=10"),
+    ("train", "train small", "nll"),
+    ("train", "train small", "surprisal"),
+    ("train", "train wide-vocab", "nll"),
+    ("train", "train long", "nll"),
+    ("evaluate", "evaluate thesis", "nll"),
+    ("evaluate", "evaluate thesis", "entropy"),
+    ("evaluate", "evaluate MC shared", "MC Dropout shared, K=10"),
+    ("read", "read", "nll"),
+    ("read", "read small", "nll"),
+]
+
+
+def summary(results: dict) -> str:
+    """The lines for the README."""
+    threads = max(e["threads"] for e in results["experiments"])
+    shapes = {e["name"]: e["shape"] for e in results["experiments"]}
+    lines = [
+        "| job | shape | signal | speed / plain LM | speed / reference | share of the limit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for job, experiment, variant in SUMMARY:
+        row = find(results, experiment, f"fused, {variant}", threads)
+        if row is None:
+            continue
+        lines.append(
+            f"| {job} | {shapes[experiment]} | {variant} | {_ratio(row['to_plain'])} "
+            f"| {_ratio(row['to_reference'])} | {row['share_of_limit'][1]:.0%} |"
+        )
+    machine = results["machine"]
+    lines += [
+        "",
+        f"Medians (quartiles) of interleaved rounds, float32, {threads} threads, {machine['cpu']}, "
+        f"{machine['kernels']} kernels, torch {machine['torch']}.",
+    ]
     return "\n".join(lines)
+
+
+def write_into_readme(readme: Path, results: dict) -> None:
+    """Replaces what is between the two marks."""
+    text = readme.read_text()
+    start, end = "<!-- bench: begin -->", "<!-- bench: end -->"
+    if start not in text or end not in text:
+        raise ValueError(f"{readme} has no place for the table: {start} ... {end}")
+    body = f"{start}\n{summary(results)}\n{end}"
+    readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, text, flags=re.S))

@@ -8,13 +8,19 @@ _build.check()
 
 from . import _ops, functional, reference, signals, steps  # noqa: E402
 from ._module import RecodingTrace  # noqa: E402
+from .ensemble import EnsembleDecoder  # noqa: E402
+from .gate import Gate  # noqa: E402
 from .language_model import LanguageModelOutput, RecodingLanguageModel  # noqa: E402
 from .lstm import FusedRecodingLSTM  # noqa: E402
+from .reader import Reader  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
+    "EnsembleDecoder",
     "FusedRecodingLSTM",
+    "Gate",
     "LanguageModelOutput",
+    "Reader",
     "RecodingLanguageModel",
     "RecodingTrace",
     "functional",

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from .signals import as_signal
+from .functional import SKIP_STREAM, dropout_mask
+from .gate import as_gate
+from .signals import Classifiers, as_signal
 from .steps import as_step
 
 IGNORE = -100
@@ -24,18 +26,26 @@ class RecodingTrace(NamedTuple):
     delta_after: Tensor  # [T, B] the signal of the re-decoded, recoded top state
     step_size: Tensor  # [L, S, T, B] over the recoded states S; 0 where nothing was recoded
     grad_norm: Tensor  # [L, S, T, B]
+    skipped: Tensor  # [T, B] bool: has a signal, but mask, gate or probability left it out
+
+    @property
+    def skipped_fraction(self) -> Tensor:
+        """[] the share of all positions that were left out."""
+        return self.skipped.double().mean()
 
 
 class Call(NamedTuple):
     """One forward call, time-major and checked. What `_run` gets."""
 
     input: Tensor  # [T, B, I]
-    h0: Tensor  # [L, B, H]
-    c0: Tensor  # [L, B, H]
+    h0: Tensor  # [L, R, H], R = B or K * B for a variational signal
+    c0: Tensor  # [L, R, H]
     targets: Tensor | None  # [T, B] int64
+    labels: Tensor | None  # [T, B] int64
     mask: Tensor | None  # [T, B] bool
     lengths: Tensor | None  # [B] int64
-    seed: Tensor | None  # [1] int64, of this sequence's dropout masks
+    seed: Tensor | None  # [1] int64, of this sequence's masks
+    time: int  # of the first step, for the masks
     loss: bool  # also compute nll
     trace: bool
 
@@ -43,11 +53,36 @@ class Call(NamedTuple):
 class Result(NamedTuple):
     """What `_run` gives back, time-major."""
 
-    output: Tensor  # [T, B, H] the state to decode
-    h_n: Tensor  # [L, B, H]
-    c_n: Tensor  # [L, B, H]
+    output: Tensor  # [T, B, H] the state to decode; [K, T, B, H] of a variational signal
+    h_n: Tensor  # [L, R, H]
+    c_n: Tensor  # [L, R, H]
     nll: Tensor | None  # [T, B] of the targets; 0 where ignored
+    objective: Tensor | None  # [T, B] what the loss is the mean of: nll, or an ensemble's members'
+    delta: Tensor | None  # [T, B]
     trace: RecodingTrace | None
+
+
+def live_positions(call: Call) -> Tensor | None:
+    """[T, B] bool, inside its sequence; None: all."""
+    if call.lengths is None:
+        return None
+    time = torch.arange(call.input.shape[0], device=call.lengths.device)
+    return time.unsqueeze(1) < call.lengths
+
+
+def counted_positions(call: Call) -> Tensor | None:
+    """[T, B] bool, has a signal; None: all."""
+    counted = live_positions(call)
+    tokens = call.targets if call.labels is None else call.labels
+    if tokens is None:
+        return counted
+    return tokens != IGNORE if counted is None else counted & (tokens != IGNORE)
+
+
+def skipped_positions(recoded: Tensor, call: Call) -> Tensor:
+    """[T, B] bool: counted, but not among those `recoded` [T, B]."""
+    counted = counted_positions(call)
+    return ~recoded if counted is None else counted & ~recoded
 
 
 class RecodingLSTMBase(nn.Module):
@@ -67,7 +102,7 @@ class RecodingLSTMBase(nn.Module):
         states=("h", "c"),
         gradient: str = "detached",
         gate=None,
-        probability: float = 1.0,
+        probability: float | tuple[float, float] = 1.0,
         device=None,
         dtype=None,
         **refused,
@@ -93,12 +128,6 @@ class RecodingLSTMBase(nn.Module):
                 raise ValueError(f"{name} must be in [0, 1), got {p}")
         if gradient not in ("detached", "exact"):
             raise ValueError(f"gradient must be 'detached' or 'exact', got {gradient!r}")
-        if gate is not None:
-            raise NotImplementedError("gate= is not implemented yet: pass recode_mask to forward")
-        if probability != 1.0:
-            raise NotImplementedError(
-                "probability= is not implemented yet: pass recode_mask to forward"
-            )
         states = (states,) if isinstance(states, str) else tuple(states)
         if not states or len(set(states)) != len(states) or set(states) - {"h", "c"}:
             raise ValueError(f"states must be 'h', 'c' or both, got {states}")
@@ -120,14 +149,54 @@ class RecodingLSTMBase(nn.Module):
                 self.register_parameter(f"{name}_l{layer}", parameter)
         self.reset_parameters()
 
+        self.probability = probability
+        self.gate = as_gate(gate)
+        if self.gate is not None:
+            self.gate.to(device)
         self.signal = as_signal(signal)
         self.step = as_step(step)
-        self.step.bind(num_layers, self.states, **factory)
-        if decoder is not None or self.signal is not None:
+        self.step.bind(num_layers, self.states, hidden_size, **factory)
+        classifies = isinstance(self.signal, Classifiers)
+        if decoder is not None or (self.signal is not None and not classifies):
             self._check_decoder(decoder)
+        if self.signal is not None:
+            self.signal.bind(num_layers, self.states, decoder)
+            self.signal.to(device=device, dtype=dtype)
+        if classifies:
+            for classifier in self.signal.members:
+                if classifier.weight.shape[1] != hidden_size:
+                    raise ValueError(
+                        f"Classifier must read hidden_size = {hidden_size} features, got a weight "
+                        f"of shape {tuple(classifier.weight.shape)}"
+                    )
+        if (
+            self.signal is not None
+            and self.signal.name == "variational"
+            and (self.dropout or self.output_dropout)
+        ):
+            raise ValueError(
+                "dropout and output_dropout must be 0 with Variational: it has masks of its own"
+            )
         # In a tuple, so that it is held and deep-copied with us, but not registered: it belongs to
         # the model that also decodes with it.
         self._held_decoder = (decoder,)
+
+    @property
+    def probability(self) -> tuple[float, float]:
+        """The share of positions that are recoded, in training and in evaluation."""
+        return self._probability
+
+    @probability.setter
+    def probability(self, value: float | tuple[float, float]) -> None:
+        training, evaluation = value if isinstance(value, tuple) else (value, 1.0)
+        for share in (training, evaluation):
+            if not 0 < share <= 1:
+                raise ValueError(f"probability must be in (0, 1], got {share}")
+        self._probability = (float(training), float(evaluation))
+
+    @property
+    def active_probability(self) -> float:
+        return self._probability[0 if self.training else 1]
 
     @property
     def decoder(self) -> nn.Module | None:
@@ -135,12 +204,12 @@ class RecodingLSTMBase(nn.Module):
 
     def _check_decoder(self, decoder) -> None:
         weight = getattr(decoder, "weight", None)
-        if not isinstance(weight, Tensor) or weight.dim() != 2:
+        if not isinstance(weight, Tensor) or weight.dim() not in (2, 3):
             raise TypeError(
-                "decoder must be a Linear-like module with a weight [V, H], got "
-                f"{type(decoder).__name__}"
+                "decoder must be a Linear-like module with a weight [V, H], or an EnsembleDecoder, "
+                f"got {type(decoder).__name__}"
             )
-        if weight.shape[1] != self.hidden_size:
+        if weight.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"decoder must read hidden_size = {self.hidden_size} features, got a weight of "
                 f"shape {tuple(weight.shape)}"
@@ -198,21 +267,25 @@ class RecodingLSTMBase(nn.Module):
         hx: tuple[Tensor, Tensor] | None = None,
         *,
         targets: Tensor | PackedSequence | None = None,
-        labels: Tensor | None = None,
+        labels: Tensor | PackedSequence | None = None,
         lengths: Tensor | None = None,
         recode_mask: Tensor | PackedSequence | None = None,
         return_trace: bool = False,
+        generator: torch.Generator | None = None,
     ):
         """Like `nn.LSTM`, recoding on the way.
 
         Args:
             input: `[T, B, I]`, `[B, T, I]` with `batch_first`, `[T, I]` unbatched, or packed.
-            hx: `(h_0, c_0)`, each `[L, B, H]` (`[L, H]` unbatched); zeros if absent.
+            hx: `(h_0, c_0)`, each `[L, B, H]` (`[L, H]` unbatched); zeros if absent. With a
+                variational signal `[L, K*B, H]`, or `[L, B, H]` for all samples.
             targets: gold tokens, int64, in the layout of the input. -100: no recoding there.
                 Gold signals without targets recode towards the most probable token.
+            labels: of a `Classifier`, int64, in the layout of the input; -100: none.
             lengths: `[B]`, real lengths of a padded batch.
             recode_mask: bool, in the layout of the input: where recoding is allowed.
             return_trace: also return a `RecodingTrace`.
+            generator: where the seed of this call's masks comes from, instead of torch's own.
 
         Returns:
             `output, (h_n, c_n)` as `nn.LSTM` does. `output` is the state to decode: that of the
@@ -221,7 +294,7 @@ class RecodingLSTMBase(nn.Module):
         """
         result = self.read(
             input, hx, targets=targets, labels=labels, lengths=lengths, recode_mask=recode_mask,
-            return_trace=return_trace,
+            return_trace=return_trace, generator=generator,
         )  # fmt: skip
         states = (result.h_n, result.c_n)
         return (result.output, states, result.trace) if return_trace else (result.output, states)
@@ -236,17 +309,21 @@ class RecodingLSTMBase(nn.Module):
         lengths=None,
         recode_mask=None,
         return_trace: bool = False,
+        generator: torch.Generator | None = None,
         loss: bool = False,
     ) -> Result:
         """`forward` by name, with the targets' nll (in the layout of the input) if asked for."""
-        if labels is not None:
-            raise NotImplementedError("labels are for Classifier signals, which do not exist yet")
+        if isinstance(self.signal, Classifiers):
+            self.signal.check_labels(labels)
+        elif labels is not None:
+            raise ValueError("labels are for Classifier signals; gold tokens are called targets")
         packed = input if isinstance(input, PackedSequence) else None
         if packed is not None:
             if lengths is not None:
                 raise ValueError("lengths must not be given with a PackedSequence: it has its own")
             input, lengths = pad_packed_sequence(packed)
             targets = self._unpack("targets", targets, packed, IGNORE)
+            labels = self._unpack("labels", labels, packed, IGNORE)
             recode_mask = self._unpack("recode_mask", recode_mask, packed, False)
         if not isinstance(input, Tensor):
             raise TypeError(f"input must be a Tensor or PackedSequence, got {type(input).__name__}")
@@ -264,6 +341,7 @@ class RecodingLSTMBase(nn.Module):
             raise ValueError(f"input must not be empty, got shape {tuple(input.shape)}")
         for name, tensor, dtype in (
             ("targets", targets, torch.int64),
+            ("labels", labels, torch.int64),
             ("recode_mask", recode_mask, torch.bool),
         ):
             if tensor is None:
@@ -285,22 +363,35 @@ class RecodingLSTMBase(nn.Module):
         h0, c0 = self._initial_states(hx, x, unbatched, packed)
         if lengths is not None:
             lengths = torch.as_tensor(lengths, dtype=torch.int64, device=x.device)
+        seed = self._draw_seed(x, generator)
+        mask = self._thin_out(to_time_major(recode_mask), seed, x)
         call = Call(
-            x, h0, c0, to_time_major(targets), to_time_major(recode_mask), lengths,
-            self._draw_seed(x), loss, return_trace,
+            x, h0, c0, to_time_major(targets), to_time_major(labels), mask, lengths, seed, 0, loss,
+            return_trace,
         )  # fmt: skip
-        output, h_n, c_n, nll, trace = self._run(call)
+        result = self._run(call)
+        if self.gate is not None and self.training:
+            self.gate.update(result.delta, counted_positions(call))
+        output, h_n, c_n, nll, objective, delta, trace = result
 
         if unbatched:
-            output, h_n, c_n = output.squeeze(1), h_n.squeeze(1), c_n.squeeze(1)
-            nll = None if nll is None else nll.squeeze(1)
+            output, h_n, c_n = output.squeeze(-2), self._unbatch(h_n), self._unbatch(c_n)
+            nll, objective, delta = (None if t is None else t.squeeze(1) for t in result[3:6])
             trace = trace and RecodingTrace(*(t.squeeze(-1) for t in trace))
         elif packed is not None:
             output = self._repack(output, packed, lengths)
         elif not time_major:
-            output = output.transpose(0, 1)
-            nll = None if nll is None else nll.transpose(0, 1)
-        return Result(output, h_n, c_n, nll, trace)
+            output = output.transpose(-3, -2)
+            nll, objective, delta = (None if t is None else t.transpose(0, 1) for t in result[3:6])
+        return Result(output, h_n, c_n, nll, objective, delta, trace)
+
+    @property
+    def _rows_per_instance(self) -> int:
+        variational = self.signal is not None and self.signal.name == "variational"
+        return self.signal.samples if variational else 1
+
+    def _unbatch(self, state: Tensor) -> Tensor:
+        return state if self._rows_per_instance > 1 else state.squeeze(1)
 
     def _run(self, call: Call) -> Result:
         """The time loop."""
@@ -310,22 +401,44 @@ class RecodingLSTMBase(nn.Module):
         shape = (self.num_layers, x.shape[1], self.hidden_size)
         if hx is None:
             # Not in the input's dtype: under autocast that may be half, and states are carried on.
-            zeros = torch.zeros(shape, dtype=self.weight_hh_l0.dtype, device=x.device)
+            rows = (shape[0], self._rows_per_instance * shape[1], shape[2])
+            zeros = torch.zeros(rows, dtype=self.weight_hh_l0.dtype, device=x.device)
             return zeros, zeros
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             raise TypeError("hx must be a tuple (h_0, c_0)")
+        samples = self._rows_per_instance
+        of_samples = (shape[0], samples * shape[1], shape[2])
         expected = (shape[0], shape[2]) if unbatched else shape
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
-            if tuple(state.shape) != expected:
-                raise ValueError(f"hx: {name} must have shape {expected}, got {tuple(state.shape)}")
-        h0, c0 = hx
-        return (h0.unsqueeze(1), c0.unsqueeze(1)) if unbatched else (h0, c0)
+            if tuple(state.shape) not in (expected, of_samples):
+                alternative = f" or {of_samples}" if samples > 1 else ""
+                raise ValueError(
+                    f"hx: {name} must have shape {expected}{alternative}, got {tuple(state.shape)}"
+                )
 
-    def _draw_seed(self, x: Tensor) -> Tensor | None:
-        """The seed of this call's masks, from torch's generator; None if nothing is random."""
-        if self.active_dropout == (0.0, 0.0):
+        def for_all_samples(state: Tensor) -> Tensor:
+            if state.dim() == 2:
+                state = state.unsqueeze(1)
+            return state if tuple(state.shape) == of_samples else state.repeat(1, samples, 1)
+
+        return for_all_samples(hx[0]), for_all_samples(hx[1])
+
+    def _draw_seed(self, x: Tensor, generator: torch.Generator | None) -> Tensor | None:
+        """The seed of this call's masks; None if nothing is random."""
+        samples_p = 0.0 if self.signal is None else self.signal.p
+        skips = self.signal is not None and self.active_probability < 1
+        if self.active_dropout == (0.0, 0.0) and samples_p == 0 and not skips:
             return None
-        return torch.randint(2**63 - 1, (1,), device=x.device)
+        return torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
+
+    def _thin_out(self, mask: Tensor | None, seed: Tensor | None, x: Tensor) -> Tensor | None:
+        """Leaves out what `probability` says, `[T, B]`."""
+        share = self.active_probability
+        if self.signal is None or share == 1:
+            return mask
+        T, B, _ = x.shape
+        kept = dropout_mask(seed, SKIP_STREAM, 1 - share, T, B, 1, torch.float32).squeeze(2) > 0
+        return kept if mask is None else mask & kept
 
     @property
     def active_dropout(self) -> tuple[float, float]:
@@ -359,6 +472,7 @@ class RecodingLSTMBase(nn.Module):
         defaults = {
             "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0,
             "output_dropout": 0.0, "states": ("h", "c"), "gradient": "detached",
+            "probability": (1.0, 1.0),
         }  # fmt: skip
         parts += [f"{n}={getattr(self, n)!r}" for n, d in defaults.items() if getattr(self, n) != d]
         if self.signal is None:

@@ -4,11 +4,12 @@ shapes (fake kernels, for `torch.compile`) and their derivatives. Schemas: `csrc
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 ops = torch.ops.fused_recoder
-
-STATES = ("h", "c")
 
 
 def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -25,79 +26,142 @@ def _check_devices(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
 # ------------------------------------------------------------------------------- recode_forward
 
 
+class ForwardArguments(NamedTuple):
+    """The arguments of `recode_forward`, in order. Shapes: `csrc/engine/sequence.h`."""
+
+    input: Tensor
+    h0: Tensor
+    c0: Tensor
+    weights: list[Tensor]
+    decoder_weight: Tensor | None
+    decoder_bias: Tensor | None
+    classifiers: list[Tensor]
+    step: Tensor
+    step_network: list[Tensor]
+    gate: Tensor | None
+    targets: Tensor | None
+    labels: Tensor | None
+    mask: Tensor | None
+    lengths: Tensor | None
+    seed: Tensor | None
+    signal: str = "none"
+    argmax: bool = False
+    samples: int = 1
+    sample_p: float = 0.0
+    mean_logits: bool = False
+    classifier_states: tuple[int, ...] = ()
+    recode_h: bool = True
+    recode_c: bool = True
+    dropout: float = 0.0
+    output_dropout: float = 0.0
+    step_kind: str = "given"
+    shrink: float = 0.5
+    trials: int = 1
+    time: int = 0
+    loss: bool = False
+    save: bool = False
+    save_step_grads: bool = False
+    save_decoder_grads: bool = False
+    trace: bool = False
+
+
+class ForwardResult(NamedTuple):
+    """What it returns. Shapes: `csrc/engine/ops.h`."""
+
+    output: Tensor
+    h_n: Tensor
+    c_n: Tensor
+    nll: Tensor
+    objective: Tensor
+    delta: Tensor
+    delta_after: Tensor
+    step_size: Tensor
+    grad_norm: Tensor
+    recoded: Tensor
+    saved: list[Tensor]
+
+
 @torch.library.register_fake("fused_recoder::recode_forward")
-def _(
-    input, h0, c0, weights, decoder_weight, decoder_bias, step, targets, mask, lengths, seed,
-    signal, argmax, recode_h, recode_c, dropout, output_dropout, loss, save, save_step_grads,
-    save_decoder_grads, trace,
-):  # fmt: skip
+def _(*arguments):
+    a = ForwardArguments(*arguments)
     _check_devices(
-        input, h0=h0, c0=c0, decoder_weight=decoder_weight, decoder_bias=decoder_bias, step=step,
-        targets=targets, recode_mask=mask, lengths=lengths, seed=seed,
-        **{f"weights[{i}]": w for i, w in enumerate(weights)},
-    )  # fmt: skip
-    T, B, _ = input.shape
-    L, _, H = h0.shape
-    S = int(recode_h) + int(recode_c)
-    recodes = signal != "none" and S > 0
-    compute = _accumulate_dtype(input.dtype)
+        a.input,
+        **{name: t for name, t in a._asdict().items() if isinstance(t, Tensor)},
+        **{f"weights[{i}]": w for i, w in enumerate(a.weights)},
+    )
+    T, B, _ = a.input.shape
+    L, R, H = a.h0.shape
+    S = int(a.recode_h) + int(a.recode_c)
+    recodes = a.signal != "none" and S > 0
+    ensemble = a.decoder_weight is not None and a.decoder_weight.dim() == 3
+    between_layers = a.sample_p if a.signal == "variational" else a.dropout
+    compute = _accumulate_dtype(a.input.dtype)
 
-    def accumulated(*shape):
-        return input.new_empty(shape, dtype=compute)
+    def accumulated(present, *shape, dtype=compute):
+        return a.input.new_empty(shape if present else (0,), dtype=dtype)
 
-    traced = trace and recodes
     saved = []
-    if save:
-        has_inputs = L > 1 and ((recodes and recode_h) or dropout > 0)
+    if a.save:
+        decoder_grads = a.loss and a.save_decoder_grads
         saved = [
-            accumulated(L, T, B, 4 * H),
-            accumulated(L, T, B, H),
-            accumulated(L, T, B, H),
-            accumulated(*((L - 1, T, B, H) if has_inputs else (0,))),
-            accumulated(*((L, S, T, B, H) if recodes and save_step_grads else (0,))),
-            accumulated(*((T, B, H) if loss else (0,))),
-            accumulated(*(decoder_weight.shape if loss and save_decoder_grads else (0,))),
+            accumulated(True, L, T, R, 4 * H),
+            accumulated(True, L, T, R, H),
+            accumulated(True, L, T, R, H),
+            accumulated(L > 1 and ((recodes and a.recode_h) or between_layers > 0), L - 1, T, R, H),
+            accumulated(recodes and a.save_step_grads, L, S, T, R, H),
+            accumulated(a.loss, T, R, H),
+            accumulated(decoder_grads, *(a.decoder_weight.shape if decoder_grads else ())),
             accumulated(
-                *(decoder_bias.shape if loss and save_decoder_grads and decoder_bias is not None
-                  else (0,))
+                decoder_grads and a.decoder_bias is not None,
+                *(a.decoder_weight.shape[:-1] if decoder_grads else ()),
             ),
-        ]  # fmt: skip
+            accumulated(
+                a.loss and ensemble, *((a.decoder_weight.shape[0], T, B) if ensemble else ())
+            ),
+        ]
+    traced = a.trace and recodes
     return (
-        input.new_empty(T, B, H),
-        h0.new_empty(L, B, H),
-        h0.new_empty(L, B, H),
-        accumulated(*((T, B) if loss else (0,))),
-        accumulated(T, B),
-        accumulated(*((T, B) if traced else (0,))),
-        accumulated(*((L, S, T, B) if traced else (0,))),
-        accumulated(*((L, S, T, B) if traced else (0,))),
+        a.input.new_empty(T, R, H),
+        a.h0.new_empty(L, R, H),
+        a.h0.new_empty(L, R, H),
+        accumulated(a.loss, T, B),
+        accumulated(a.loss and ensemble, T, B),
+        accumulated(True, T, B),
+        accumulated(traced, T, B),
+        accumulated(traced, L, S, T, B),
+        accumulated(traced, L, S, T, B),
+        accumulated(traced, T, B, dtype=torch.uint8),
         saved,
     )
 
 
 def _save_for_recode_backward(ctx, inputs, output):
-    (
-        input, h0, c0, weights, decoder_weight, decoder_bias, step, targets, _, lengths, seed,
-        signal, _, recode_h, recode_c, dropout, output_dropout, loss, save, save_step_grads,
-        save_decoder_grads, _,
-    ) = inputs  # fmt: skip
+    a, out = ForwardArguments(*inputs), ForwardResult(*output)
     ctx.set_materialize_grads(False)
-    hidden, _, _, nll, *trace, saved = output
-    ctx.mark_non_differentiable(*trace, *saved, *([] if loss else [nll]))
-    ctx.saved_anything = save
-    ctx.num_weights = len(weights)
-    ctx.has_step_grad = save_step_grads and signal != "none"
-    ctx.has_decoder_grads = save_decoder_grads
-    ctx.options = (signal, recode_h, recode_c, dropout, output_dropout)
+    constant = [out.delta, out.delta_after, out.step_size, out.grad_norm, out.recoded, *out.saved]
+    constant += [] if a.loss else [out.nll]
+    constant += [] if out.objective.numel() > 0 else [out.objective]
+    ctx.mark_non_differentiable(*constant)
+    ctx.saved_anything = a.save
+    ctx.num_weights, ctx.num_network = len(a.weights), len(a.step_network)
+    ctx.num_classifiers = len(a.classifiers)
+    ctx.has_step_grad = a.save_step_grads and a.signal != "none"
+    ctx.has_decoder_grads = a.save_decoder_grads
+    ctx.options = (
+        a.signal, a.samples, a.sample_p, a.mean_logits, a.recode_h, a.recode_c, a.dropout,
+        a.output_dropout, a.step_kind, a.time,
+    )  # fmt: skip
     # What only the gradient of the loss needs is not kept without one.
-    of_loss = (decoder_weight, decoder_bias, targets, hidden) if loss else (None,) * 4
-    optional = (*of_loss, lengths, seed)
+    of_loss = (a.decoder_weight, a.decoder_bias, a.targets, out.output) if a.loss else (None,) * 4
+    optional = (*of_loss, a.lengths, a.seed)
     ctx.present = [t is not None for t in optional]
     kept = [t for t in optional if t is not None]
-    ctx.save_for_backward(input, h0, c0, step, *kept, *weights, *saved)
+    ctx.save_for_backward(
+        a.input, a.h0, a.c0, a.step, *kept, *a.weights, *a.step_network, *out.saved
+    )
 
 
-def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, *_):
+def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, *_):
     if not ctx.saved_anything:
         raise RuntimeError(
             "fused_recoder::recode_forward was called with save=False, so there is nothing to "
@@ -107,26 +171,36 @@ def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, *_):
     decoder_weight, decoder_bias, targets, hidden, lengths, seed = (
         rest.pop(0) if present else None for present in ctx.present
     )
-    weights, saved = rest[: ctx.num_weights], rest[ctx.num_weights :]
-    if all(grad is None for grad in (grad_output, grad_h_n, grad_c_n, grad_nll)):
+    weights, rest = rest[: ctx.num_weights], rest[ctx.num_weights :]
+    step_network, saved = rest[: ctx.num_network], rest[ctx.num_network :]
+    if all(g is None for g in (grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective)):
         grad_h_n = torch.zeros_like(h0)
-    grads = ops.recode_backward(
-        grad_output, grad_h_n, grad_c_n, grad_nll, saved, input, h0, c0, weights, decoder_weight,
-        decoder_bias, step, targets, lengths, seed, hidden, *ctx.options, ctx.needs_input_grad[0],
+    (
+        grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step, grad_network,
+    ) = ops.recode_backward(
+        grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
+        decoder_weight, decoder_bias, step, step_network, targets, lengths, seed, hidden,
+        *ctx.options, ctx.needs_input_grad[0],
     )  # fmt: skip
-    grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step = grads
-    with_decoder = ctx.has_decoder_grads and grad_nll is not None
-    return (
-        grad_input if ctx.needs_input_grad[0] else None,
-        grad_h0,
-        grad_c0,
-        grad_weights,
+    of_loss = grad_nll is not None or grad_objective is not None
+    with_decoder = ctx.has_decoder_grads and of_loss
+    predicted = ctx.has_step_grad and ctx.num_network > 0
+    gradients = dict.fromkeys(ForwardArguments._fields)
+    gradients |= {
+        "input": grad_input if ctx.needs_input_grad[0] else None,
+        "h0": grad_h0,
+        "c0": grad_c0,
+        "weights": grad_weights,
         # Without a loss nothing: the recoding gradient is a constant.
-        grad_weight if with_decoder else None,
-        grad_bias if with_decoder and decoder_bias is not None else None,
-        grad_step.to(step.dtype) if ctx.has_step_grad else None,
-        *[None] * 15,
-    )
+        "decoder_weight": grad_weight if with_decoder else None,
+        "decoder_bias": grad_bias if with_decoder and decoder_bias is not None else None,
+        "classifiers": [None] * ctx.num_classifiers,
+        # Autograd takes an empty list of ints for an empty list of tensors.
+        "classifier_states": [] if ctx.num_classifiers == 0 else None,
+        "step": grad_step.to(step.dtype) if ctx.has_step_grad and not predicted else None,
+        "step_network": grad_network if predicted else [None] * ctx.num_network,
+    }
+    return tuple(gradients.values())
 
 
 torch.library.register_autograd(
@@ -136,12 +210,14 @@ torch.library.register_autograd(
 
 @torch.library.register_fake("fused_recoder::recode_backward")
 def _(
-    grad_output, grad_h_n, grad_c_n, grad_nll, saved, input, h0, c0, weights, decoder_weight,
-    decoder_bias, step, targets, lengths, seed, output, signal, recode_h, recode_c, dropout,
-    output_dropout, need_input_grad,
+    grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
+    decoder_weight, decoder_bias, step, step_network, targets, lengths, seed, output, signal,
+    samples, sample_p, mean_logits, recode_h, recode_c, dropout, output_dropout, step_kind, time,
+    need_input_grad,
 ):  # fmt: skip
     step_grads, decoder_weight_grad, decoder_bias_grad = saved[4], saved[6], saved[7]
-    no_loss = grad_nll is None
+    no_loss = grad_nll is None and grad_objective is None
+    has_step, predicted = step_grads.numel() > 0, step_kind == "predicted"
     return (
         torch.empty_like(input) if need_input_grad else input.new_empty(0),
         torch.empty_like(h0),
@@ -150,8 +226,10 @@ def _(
         input.new_empty(0 if no_loss else decoder_weight_grad.shape),
         input.new_empty(0 if no_loss else decoder_bias_grad.shape),
         input.new_empty(
-            step.shape if step_grads.numel() > 0 else (0,), dtype=_accumulate_dtype(input.dtype)
+            step.shape if has_step and not predicted else (0,),
+            dtype=_accumulate_dtype(input.dtype),
         ),
+        [torch.empty_like(w) for w in step_network] if has_step and predicted else [],
     )
 
 
@@ -199,7 +277,7 @@ def _(delta_bar, grad_bar, hidden, weight, bias, targets, signal):
 
 
 @torch.library.register_fake("fused_recoder::dropout_mask")
-def _(seed, stream, p, time, steps, rows, units, dtype):
+def _(seed, stream, sample, p, time, steps, rows, units, dtype):
     return seed.new_empty(steps, rows, units, dtype=dtype)
 
 

@@ -30,8 +30,9 @@ def signal_gradient(
         hidden, weight and bias.
     """
     kind = as_signal(signal)
-    if kind is None:
-        raise ValueError("signal must not be None")
+    if kind is None or kind.name not in ("nll", "surprisal", "entropy"):
+        given = None if kind is None else kind.name
+        raise ValueError(f"signal must be 'nll', 'surprisal' or 'entropy', got {given!r}")
     if hidden.dim() < 1:
         raise ValueError(f"hidden must have shape [..., H], got {tuple(hidden.shape)}")
     lead = hidden.shape[:-1]
@@ -57,13 +58,28 @@ def signal_gradient(
     return delta, grad
 
 
-# Streams of a sequence's seed (csrc/kernels/math.h); inter-layer dropout has one per layer.
+# Streams of a sequence's seed (csrc/kernels/math.h); the second and the last have one per layer.
 OUTPUT_STREAM = 0
 LAYER_STREAM = 1
+SAMPLE_STREAM = 2048
+INPUT_STREAM = 2049
+SKIP_STREAM = 2050
+RECURRENT_STREAM = 3072
 
 
 def dropout_mask(
-    seed: Tensor, stream: int, p: float, steps: int, rows: int, units: int, dtype: torch.dtype
+    seed: Tensor,
+    stream: int,
+    p: float,
+    steps: int,
+    rows: int,
+    units: int,
+    dtype: torch.dtype,
+    *,
+    sample: int = 0,
+    time: int = 0,
 ) -> Tensor:
     """The factors (0 or 1/(1-p)) the fused engine applies: `[steps, rows, units]`."""
-    return torch.ops.fused_recoder.dropout_mask(seed, stream, p, 0, steps, rows, units, dtype)
+    return torch.ops.fused_recoder.dropout_mask(
+        seed, stream, sample, p, time, steps, rows, units, dtype
+    )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fused_recoder as fr
+from fused_recoder._ops import ForwardArguments
 
 # Test processes run side by side, one core each; what is about threads asks for them.
 torch.set_num_threads(1)
@@ -66,8 +67,9 @@ def run_with_gradients(rnn, x, hx, **arguments):
 def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
     """Largest deviation, relative to the largest element."""
     assert value.shape == truth.shape, f"{tuple(value.shape)} is not {tuple(truth.shape)}"
+    value, truth = value.double(), truth.double()
     scale = truth.abs().max().clamp_min(1e-30)
-    return ((value.double() - truth.double()).abs().max() / scale).item()
+    return ((value - truth).abs().max() / scale).item()
 
 
 def assert_all_close(results: dict, truth: dict, tolerance: float = 1e-10):
@@ -81,3 +83,12 @@ def as_dtype(rnn, decoder, dtype):
     """A copy of the module and the decoder it holds in another precision."""
     rnn, decoder = copy.deepcopy((rnn, decoder))
     return rnn.to(dtype), decoder.to(dtype)
+
+
+def forward_arguments(**given) -> ForwardArguments:
+    """Arguments of the op recode_forward: nothing where nothing is given."""
+    lists = {"classifiers": [], "step_network": []}
+    optional = dict.fromkeys(
+        ("decoder_weight", "decoder_bias", "gate", "targets", "labels", "mask", "lengths", "seed")
+    )
+    return ForwardArguments(**(lists | optional | given))

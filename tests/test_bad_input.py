@@ -66,7 +66,7 @@ def test_exact_gradients_point_to_the_reference():
         ({"targets": [1, 2]}, TypeError, "targets must be a torch.int64 tensor, got list"),
         ({"recode_mask": torch.ones(4, 3)}, TypeError, "recode_mask must be a torch.bool"),
         ({"recode_mask": torch.ones(1, 3).bool()}, ValueError, "recode_mask must have shape"),
-        ({"labels": torch.zeros(4, 3)}, NotImplementedError, "labels"),
+        ({"labels": torch.zeros(4, 3).long()}, ValueError, "labels are for Classifier signals"),
     ],
 )
 def test_bad_arguments(which, change, error, message):

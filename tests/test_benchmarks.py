@@ -2,6 +2,7 @@
 (`pytest --benchmark-enable --benchmark-only tests/test_benchmarks.py`). Nothing here asserts a
 time."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 from conftest import make_inputs, make_pair
 
-from bench import measure
+from bench import cases, flops, measure, report
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,18 +20,63 @@ ROOT = Path(__file__).parent.parent
 def test_the_benchmark_command_writes_its_report(tmp_path):
     result = subprocess.run(
         [
-            sys.executable, "-m", "bench", "--case", "tiny", "--rounds", "2", "--no-compiled",
+            sys.executable, "-m", "bench", "--quick", "--rounds", "2", "--no-compiled",
             "--out", str(tmp_path),
         ],
         cwd=ROOT, text=True, capture_output=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "| fused |" in result.stdout
-    case = json.loads((tmp_path / "results.json").read_text())["cases"][0]
-    names = [row["name"] for row in case["rows"]]
-    assert names == ["fused", "fused engine, no signal", "reference", "nn.LSTM"]
-    assert all(len(row["seconds"]) == 2 for row in case["rows"])
-    assert case["rows"][2]["relative"] == [1.0, 1.0, 1.0]
+    assert "| fused, nll |" in result.stdout
+    train, evaluate, read = json.loads((tmp_path / "results.json").read_text())["experiments"]
+    rows = {row["name"]: row for row in train["rows"]}
+    assert {"plain LM (stock PyTorch)", "fused, no signal", "fused, nll", "reference, nll"} <= set(
+        rows
+    )
+    assert rows["plain LM (stock PyTorch)"]["to_plain"] == [1.0, 1.0, 1.0]
+    assert rows["reference, nll"]["to_reference"] == [1.0, 1.0, 1.0]
+    assert rows["fused, nll"]["memory"] is not None
+    assert all(len(row["seconds"]) == 2 for row in train["rows"])
+    assert [row["K"] for row in evaluate["rows"]] == [1, 1, 5]
+    assert len(read["rows"]) == 4
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "limit.png", "slow_down.png", "throughput.png",
+    }  # fmt: skip
+
+
+def test_the_readmes_table_is_generated(tmp_path):
+    rows = [{
+        "name": "fused, nll", "who": "fused", "to_plain": [1.0, 1.1, 1.2],
+        "to_reference": [2.0, 2.1, 2.2], "share_of_limit": [0.7, 0.8, 0.9],
+    }]  # fmt: skip
+    results = {
+        "machine": {"cpu": "x", "kernels": "avx2", "torch": "2"},
+        "experiments": [{"name": "train thesis", "threads": 2, "shape": "B=1", "rows": rows}],
+    }
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nb\n")
+    report.write_into_readme(readme, results)
+    text = readme.read_text()
+    assert "| train | B=1 | nll | 1.10 (1.00-1.20) | 2.10 (2.00-2.20) | 80% |" in text
+    assert "old" not in text
+    assert text.startswith("a\n")
+    assert text.endswith("b\n")
+
+
+def test_flops_of_the_thesis_shape():
+    """The figures of the design: MFLOP per token, and the slow-downs that FLOPs alone give."""
+    shape = cases.CASES["thesis"]
+    plain, nll = cases.Contender(cases.PLAIN), cases.Contender(cases.FUSED, cases.NLL)
+
+    def work(contender, job):
+        return flops.per_token(contender, shape, job)
+
+    assert work(plain, "train") / 1e6 == pytest.approx(79.5, abs=0.3)
+    assert work(nll, "train") / 1e6 == pytest.approx(83, abs=0.3)
+    assert work(nll, "evaluate") / work(plain, "evaluate") == pytest.approx(1.62, abs=0.01)
+    for K, slow_down in {1: 2.3, 5: 3.2, 10: 4.2, 25: 7.3, 50: 12.4}.items():
+        variant = dataclasses.replace(cases.SHARED, K=K)
+        mc = work(cases.Contender(cases.FUSED, variant), "evaluate")
+        assert mc / work(plain, "evaluate") == pytest.approx(slow_down, abs=0.1)
 
 
 def test_ratios_are_taken_within_rounds():
@@ -63,4 +109,4 @@ def test_backward_kernels(benchmark):
 
 def test_mask_kernel(benchmark):
     seed = torch.tensor([1])
-    benchmark(torch.ops.fused_recoder.dropout_mask, seed, 0, 0.2, 0, 35, 64, 650, torch.float32)
+    benchmark(torch.ops.fused_recoder.dropout_mask, seed, 0, 0, 0.2, 0, 35, 64, 650, torch.float32)

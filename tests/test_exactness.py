@@ -84,6 +84,8 @@ def test_float32_error_is_at_most_twice_the_references(shape, signal, states):
             x32, *hx32 = (t.detach().float().requires_grad_() for t in (x, *hx))
             results = run_with_gradients(rnn, x32, tuple(hx32), targets=y)
             for name, want in truth.items():
+                if want.dtype == torch.bool:
+                    continue
                 error = (results[name].double() - want).norm() / want.norm()
                 squares[name][i] += error.item() ** 2
     worse = {n: (f / r) ** 0.5 for n, (f, r) in squares.items() if f > 4 * r}

@@ -154,7 +154,7 @@ def test_works_for_another_models_states():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"signal": None}, ValueError, "signal must not be None"),
+        ({"signal": None}, ValueError, "signal must be 'nll', 'surprisal' or 'entropy', got None"),
         ({"signal": "novelty"}, ValueError, "signal must be one of"),
         ({"targets": torch.tensor([0, 1])}, ValueError, r"targets must have shape \(4,\)"),
         ({"targets": torch.tensor([0, 1, 2, 13])}, ValueError, r"in \[0, 13\) or -100, got 13"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SIGNALS, STATES, make_inputs, make_pair
+from conftest import SIGNALS, STATES, forward_arguments, make_inputs, make_pair
 
 import fused_recoder as fr
 
@@ -51,11 +51,13 @@ def test_detached_backward_is_the_derivative_with_the_recoder_replayed(
     weights = [w for layer in rnn.all_weights for w in layer]
 
     def fused(x, h0, c0, steps, *weights):
-        return torch.ops.fused_recoder.recode_forward(
-            x, h0, c0, weights, decoder.weight, decoder.bias, steps, y, None, lengths, seed,
-            signal or "none", False, "h" in states, "c" in states, between, dropout,
-            False, True, True, False, False,
+        arguments = forward_arguments(
+            input=x, h0=h0, c0=c0, weights=weights, decoder_weight=decoder.weight,
+            decoder_bias=decoder.bias, step=steps, targets=y, lengths=lengths, seed=seed,
+            signal=signal or "none", recode_h="h" in states, recode_c="c" in states,
+            dropout=between, output_dropout=dropout, save=True, save_step_grads=True,
         )  # fmt: skip
+        return torch.ops.fused_recoder.recode_forward(*arguments)
 
     steps = rnn.step().detach().requires_grad_()
     *_, saved = fused(x, h0, c0, steps, *weights)
@@ -127,10 +129,11 @@ def test_gradient_of_an_unsaved_forward_is_refused():
     rnn, _, decoder = make_pair(signal="nll")
     x, hx, y = make_inputs(rnn)
     weights = [w for layer in rnn.all_weights for w in layer]
-    output, *_ = torch.ops.fused_recoder.recode_forward(
-        x, *hx, weights, decoder.weight, decoder.bias, rnn.step(), y, None, None, None,
-        "nll", False, True, True, 0.0, 0.0, False, False, False, False, False,
+    arguments = forward_arguments(
+        input=x, h0=hx[0], c0=hx[1], weights=weights, decoder_weight=decoder.weight,
+        decoder_bias=decoder.bias, step=rnn.step(), targets=y, signal="nll",
     )  # fmt: skip
+    output, *_ = torch.ops.fused_recoder.recode_forward(*arguments)
     with pytest.raises(RuntimeError, match="save=False"):
         output.sum().backward()
 

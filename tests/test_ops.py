@@ -2,28 +2,26 @@
 
 import pytest
 import torch
-from conftest import make_inputs, make_pair
+from conftest import forward_arguments, make_inputs, make_pair
 from torch.library import opcheck
 
 ops = torch.ops.fused_recoder
 F64 = torch.float64
-NAMES = [
-    "input", "h0", "c0", "weights", "decoder_weight", "decoder_bias", "step", "targets", "mask",
-    "lengths", "seed", "signal", "argmax", "recode_h", "recode_c", "dropout", "output_dropout",
-    "loss", "save", "save_step_grads", "save_decoder_grads", "trace",
-]  # fmt: skip
 
 
-def forward_arguments(**changes):
-    """Arguments of recode_forward by name, all of them in use."""
+def arguments_in_use(**changes):
+    """Arguments of recode_forward by name, those of a gold signal all in use."""
     rnn, _, decoder = make_pair(signal="nll", step="learned")
     x, (h0, c0), y = make_inputs(rnn)
-    values = [
-        x, h0, c0, [w for layer in rnn.all_weights for w in layer], decoder.weight, decoder.bias,
-        rnn.step(), y, torch.rand(4, 3) < 0.7, torch.tensor([4, 3, 1]), torch.tensor([3]), "nll",
-        False, True, True, 0.2, 0.1, True, True, True, True, True,
-    ]  # fmt: skip
-    return dict(zip(NAMES, values, strict=True)) | changes
+    given = {
+        "input": x, "h0": h0, "c0": c0, "weights": [w for layer in rnn.all_weights for w in layer],
+        "decoder_weight": decoder.weight, "decoder_bias": decoder.bias, "step": rnn.step(),
+        "targets": y, "mask": torch.rand(4, 3) < 0.7, "lengths": torch.tensor([4, 3, 1]),
+        "seed": torch.tensor([3]), "signal": "nll", "dropout": 0.2, "output_dropout": 0.1,
+        "gate": torch.tensor([2.0], dtype=F64), "loss": True, "save": True,
+        "save_step_grads": True, "save_decoder_grads": True, "trace": True,
+    }  # fmt: skip
+    return forward_arguments(**given)._asdict() | changes
 
 
 @pytest.mark.parametrize("signal", ["none", "nll", "surprisal", "entropy"])
@@ -39,7 +37,7 @@ def forward_arguments(**changes):
     ids=["all", "bare", "argmax", "no decoder gradient"],
 )  # fmt: skip
 def test_opcheck_forward(signal, changes):
-    arguments = forward_arguments(signal=signal, **changes)
+    arguments = arguments_in_use(signal=signal, **changes)
     if not arguments["recode_c"]:
         arguments["step"] = arguments["step"][:, :1]
     if not arguments["save_decoder_grads"]:
@@ -49,15 +47,24 @@ def test_opcheck_forward(signal, changes):
     opcheck(ops.recode_forward.default, tuple(arguments.values()))
 
 
+def backward_arguments(a, saved, *, grad_output, grad_h_n=None, grad_nll=None, output=None):
+    return (
+        grad_output, grad_h_n, None, grad_nll, None, saved, a["input"], a["h0"], a["c0"],
+        a["weights"], a["decoder_weight"], a["decoder_bias"], a["step"], a["step_network"],
+        a["targets"], a["lengths"], a["seed"], output, a["signal"], a["samples"], a["sample_p"],
+        a["mean_logits"], a["recode_h"], a["recode_c"], a["dropout"], a["output_dropout"],
+        a["step_kind"], a["time"], True,
+    )  # fmt: skip
+
+
 def test_opcheck_backward():
-    a = forward_arguments()
+    a = arguments_in_use()
     with torch.no_grad():
         output, h_n, *_, saved = ops.recode_forward(*a.values())
         grad_nll = torch.randn(4, 3, dtype=F64)
-        arguments = (
-            torch.randn_like(output), torch.randn_like(h_n), None, grad_nll, saved, a["input"],
-            a["h0"], a["c0"], a["weights"], a["decoder_weight"], a["decoder_bias"], a["step"],
-            a["targets"], a["lengths"], a["seed"], output, "nll", True, True, 0.2, 0.1, True,
+        arguments = backward_arguments(
+            a, saved, grad_output=torch.randn_like(output), grad_h_n=torch.randn_like(h_n),
+            grad_nll=grad_nll, output=output,
         )  # fmt: skip
         opcheck(ops.recode_backward.default, arguments)
 
@@ -75,7 +82,7 @@ def test_opcheck_signal_gradient(signal):
 
 
 def test_opcheck_dropout_mask():
-    opcheck(ops.dropout_mask.default, (torch.tensor([9]), 1, 0.3, 0, 2, 3, 5, torch.float32))
+    opcheck(ops.dropout_mask.default, (torch.tensor([9]), 1, 2, 0.3, 0, 2, 3, 5, torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -127,29 +134,28 @@ def test_opcheck_dropout_mask():
 )
 def test_bad_input_raises_and_names_the_argument(changes, error, message):
     with torch.no_grad(), pytest.raises(error, match=message):
-        ops.recode_forward(*forward_arguments(**changes).values())
+        ops.recode_forward(*arguments_in_use(**changes).values())
 
 
 def test_sparse_and_quantized_tensors_do_not_crash():
     for wrong in (torch.zeros(4, 3, 5, dtype=F64).to_sparse(), None, "x"):
         with torch.no_grad(), pytest.raises((RuntimeError, ValueError, NotImplementedError)):
-            ops.recode_forward(*forward_arguments(input=wrong).values())
+            ops.recode_forward(*arguments_in_use(input=wrong).values())
 
 
 def test_backward_refuses_tensors_that_are_not_its_own():
-    a = forward_arguments()
+    a = arguments_in_use()
     with torch.no_grad():
         output, *_, saved = ops.recode_forward(*a.values())
 
         def backward(saved, grad_output=output):
+            without_loss = a | {"decoder_weight": None, "decoder_bias": None, "targets": None}
             return ops.recode_backward(
-                grad_output, None, None, None, saved, a["input"], a["h0"], a["c0"], a["weights"],
-                None, None, a["step"], None, a["lengths"], a["seed"], None, "nll", True, True,
-                0.2, 0.1, True,
-            )  # fmt: skip
+                *backward_arguments(without_loss, saved, grad_output=grad_output)
+            )
 
         backward(saved)
-        with pytest.raises(ValueError, match="saved must hold 8"):
+        with pytest.raises(ValueError, match="saved must hold 9"):
             backward(saved[:3])
         with pytest.raises(ValueError, match="saved tensor c "):
             backward([*saved[:2], saved[2][:, :2], *saved[3:]])
@@ -161,7 +167,7 @@ def test_backward_refuses_tensors_that_are_not_its_own():
 
 def test_zero_stride_and_offset_arguments_are_read_correctly():
     """Expanded, sliced and transposed arguments straight to the op."""
-    a = forward_arguments(dropout=0.0, output_dropout=0.0)
+    a = arguments_in_use(dropout=0.0, output_dropout=0.0)
     with torch.no_grad():
         want = ops.recode_forward(*a.values())
         b = dict(a)

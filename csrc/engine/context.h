@@ -71,6 +71,8 @@ class ConstantMatrix {
   // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense
   void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr,
                 bool accumulate = false) const;
+  // What pack() made of it; null if it is multiplied through ATen.
+  const S* packed() const { return packed_.defined() ? packed_.const_data_ptr<S>() : nullptr; }
 
  private:
   at::Tensor matrix_;  // [inner, cols], any strides

@@ -1,185 +1,101 @@
-// The sequence driver, forward: LSTM step, signal, recoding gradient, recoding step, for each t.
-// Knows no device: kernels come from the table, GEMMs from ConstantMatrix (context.h).
+#include "forward.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+
 #include <algorithm>
 
-#include "context.h"
-#include "loss.h"
-#include "ops.h"
-
 namespace fused_recoder {
-namespace {
-
-// Up to this many rows W is read in one pass; beyond, two GEMMs at full speed are faster.
-constexpr int64_t kStreamRows = 2;
 
 template <typename S>
-class Forward {
-  using A = typename AccumulateIn<S>::type;
-
- public:
-  struct Keep {
-    bool states;         // everything the backward pass needs
-    bool step_grads;     // also what the gradient of the step size needs
-    bool decoder_grads;  // also the gradient of the loss in the decoder
-    bool trace;
-  };
-  Forward(const Sequence& sequence, const Keep& keep);
-  void run();
-
-  at::Tensor delta_after;  // [T,B] trace
-  Buffer<A> nll;           // [T,B] with a loss
-  Buffer<A> delta;         // [T,B]
-  Buffer<A> grad_norm;     // [L,S,T,B] trace
-  Buffer<S> output;        // [T,B,H]
-  Saved saved;
-  at::Tensor h_n() const { return h.tensor().select(1, slot(s.T - 1)); }  // [L,B,H]
-  at::Tensor c_n() const { return c.tensor().select(1, slot(s.T - 1)); }
-
- private:
-  void cells(int64_t t);
-  A* signal_gradient(int64_t t);
-  void recode(int64_t t);
-  void flush_decoder_gradients(int64_t end);
-  void redecode();
-
-  // States are kept for all steps where they are saved, else for this step and the last.
-  int64_t slot(int64_t t) const { return save ? t : t % 2; }
-  const S* h_before(int64_t l, int64_t t) const { return t > 0 ? h(l, slot(t - 1)) : h0(l); }
-  const A* c_before(int64_t l, int64_t t) const { return t > 0 ? c(l, slot(t - 1)) : c0(l); }
-  // Gates of layer 0 start as the projected inputs of all steps; those of the others are kept
-  // only where they are saved.
-  A* gates_of(int64_t l, int64_t t) const {
-    return save ? gates(l, t) : l == 0 ? projected(t) : gates(l, 0);
-  }
-  S* layer_input_of(int64_t l, int64_t t) const { return layer_inputs(l, save ? t : 0); }
-
-  const A* bias_of(int64_t l) const {  // [4H] or null
-    return s.layers[l].bias.defined() ? s.layers[l].bias.const_data_ptr<A>() : nullptr;
-  }
-
-  // Where the unrecoded states of step t are: in the place where they are needed last, so that
-  // nothing is copied.
-  S* raw_h(int64_t l, int64_t t) const {
-    if (!recodes_h) return h(l, slot(t));
-    if (l < s.L - 1) return s.options.dropout > 0 ? h_raw(l) : layer_input_of(l, t);
-    return output_is_raw ? output(t) : h_raw(l);
-  }
-  A* raw_c(int64_t l, int64_t t) const { return recodes_c ? c_raw(l) : c(l, slot(t)); }
-  // What layer l hands up: null where it is raw_h itself.
-  S* up(int64_t l, int64_t t) const {
-    if (l < s.L - 1) return s.options.dropout > 0 ? layer_input_of(l, t) : nullptr;
-    if (s.options.output_is_recoded()) return decoder_input();
-    return output_is_raw ? nullptr : output(t);
-  }
-  const S* above(int64_t l, int64_t t) const {
-    const S* handed = up(l, t);
-    return handed != nullptr ? handed : raw_h(l, t);
-  }
-
-  const Sequence& s;
-  const bool save, trace, recodes_h, recodes_c, output_is_raw;
-  const Kernels<S>& kernels;
-  const Launch launch;
-  const at::TensorOptions storage, accum;
-
-  std::vector<ConstantMatrix<S>> from_below;   // [I or H -> 4H] by layer
-  std::vector<ConstantMatrix<S>> from_hidden;  // [H -> 4H]
-  std::vector<ConstantMatrix<S>> to_below;  // [4H -> H] gradients of the gates to the layer below
-  ConstantMatrix<S> decode, decode_back;    // [H -> V], [V -> H]
-
-  Buffer<S> h0;                     // [L,B,H]
-  Buffer<A> c0;                     // [L,B,H]
-  Buffer<S> h;                      // [L, T or 2, B, H] recoded
-  Buffer<A> c;                      // [L, T or 2, B, H] recoded
-  Buffer<A> gates;                  // [L, T or 1, B, 4H]
-  Buffer<A> projected;              // [T,B,4H] (saved: gates of layer 0)
-  Buffer<S> layer_inputs;           // [L-1, T or 1, B, H]
-  Buffer<S> h_raw;                  // [L,B,H]
-  Buffer<A> c_raw;                  // [L,B,H]
-  Buffer<S> decoder_input;          // [B,H]
-  Buffer<A> logits;                 // [rows,B,V] logits, then the direction of u
-  Buffer<A> dh;                     // [B,H]
-  Buffer<S> dgates;                 // [B,4H]
-  Buffer<A> scale;                  // [B]
-  Buffer<A> step;                   // [L,S]
-  Buffer<A> step_grads;             // [L,S,T,B,H]
-  Buffer<int64_t> targets, chosen;  // [T,B] given, in use
-  Buffer<uint8_t> live, active;     // [T,B]
-  Buffer<S> after;                  // [T,B,H] trace
-  Buffer<A> stream_scratch;         // present: decode in one pass over W
-  Buffer<A> loss_grads;             // [T,B,H]
-  LossGradients decoder_grads;
-  int64_t steps_per_flush = 1;  // steps of logits held for one update of the decoder's gradient
-};
-
-template <typename S>
-Forward<S>::Forward(const Sequence& sequence, const Keep& keep)
+Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected_calls,
+                    std::unique_ptr<SignalStage<S>> own_stage)
     : s(sequence),
       save(keep.states),
       trace(keep.trace && s.options.recodes()),
       recodes_h(s.options.recodes() && s.options.recode_h),
       recodes_c(s.options.recodes() && s.options.recode_c),
-      output_is_raw(recodes_h && !s.options.output_is_recoded() && s.options.output_dropout == 0 &&
+      output_is_raw(recodes_h && !s.options.output_is_recoded() && s.options.output_p() == 0 &&
                     !s.live.defined()),
       kernels(kernels_for<S>(s.input.device())),
       launch(launch_on(s.input.device())),
       storage(s.input.options()),
-      accum(storage.dtype(accumulate_type(s.input.scalar_type()))),
+      accum(s.h0.options()),
       h0(s.h0),
       c0(s.c0),
       live(s.live),
       active(s.active) {
   const Options& o = s.options;
-  const int64_t T = s.T, B = s.B, H = s.H, L = s.L, states = o.states();
-  output = Buffer<S>({T, B, H}, storage);
-  h = Buffer<S>({L, save ? T : 2, B, H}, storage);
-  c = Buffer<A>({L, save ? T : 2, B, H}, accum);
-  gates = Buffer<A>({L, save ? T : 1, B, 4 * H}, accum);
-  projected = save ? Buffer<A>(gates.tensor()[0]) : Buffer<A>({T, B, 4 * H}, accum);
-  if (L > 1 && (recodes_h || o.dropout > 0))
-    layer_inputs = Buffer<S>({L - 1, save ? T : 1, B, H}, storage);
+  const int64_t T = s.T, B = s.B, R = s.R, H = s.H, L = s.L, states = o.states();
+  const int64_t calls = expected_calls > 0 ? expected_calls : T;
+  output = Buffer<S>({T, R, H}, storage);
+  h = Buffer<S>({L, save ? T : 2, R, H}, storage);
+  c = Buffer<A>({L, save ? T : 2, R, H}, accum);
+  gates = Buffer<A>({L, save ? T : 1, R, 4 * H}, accum);
+  projected = save ? Buffer<A>(gates.tensor()[0]) : Buffer<A>({T, R, 4 * H}, accum);
+  if (L > 1 && (recodes_h || drops_between_layers()))
+    layer_inputs = Buffer<S>({L - 1, save ? T : 1, R, H}, storage);
   for (int64_t l = 0; l < L; ++l) {
     const Layer& layer = s.layers[l];
-    from_hidden.emplace_back(layer.w_hh, true, T, B);
-    from_below.push_back(l > 0 ? ConstantMatrix<S>(layer.w_ih, true, T, B)
-                               : ConstantMatrix<S>(layer.w_ih, true, 1, T * B));
-    to_below.push_back(l > 0 && o.recodes() ? ConstantMatrix<S>(layer.w_ih, false, T, B)
-                                            : ConstantMatrix<S>());
+    from_hidden.emplace_back(layer.w_hh, true, calls, R);
+    from_below.push_back(l > 0 ? ConstantMatrix<S>(layer.w_ih, true, calls, R)
+                               : ConstantMatrix<S>(layer.w_ih, true, calls / T, T * R));
+    to_below.push_back(l > 0 && o.recodes() && !o.classifies()
+                           ? ConstantMatrix<S>(layer.w_ih, false, calls, R)
+                           : ConstantMatrix<S>());
   }
+  if (o.variational() && o.sample_p > 0) h_masked = Buffer<S>({R, H}, storage);
   delta = Buffer<A>(at::zeros({T, B}, accum));
-  if (o.loss) {
-    nll = Buffer<A>({T, B}, accum);
-    if (save) loss_grads = Buffer<A>({T, B, H}, accum);
-    if (save && keep.decoder_grads) {
-      decoder_grads.weight = at::zeros({s.V, H}, accum);
-      if (s.decoder_bias.defined()) decoder_grads.bias = at::zeros({s.V}, accum);
+  if (o.loss && save) {
+    loss_grads = Buffer<A>({T, R, H}, accum);
+    if (keep.decoder_grads) {
+      std::vector<int64_t> shape = {int64_t(s.decoders.size()), s.V, H};
+      if (!s.ensemble) shape.erase(shape.begin());
+      decoder_grads.weight = at::zeros(shape, accum);
+      shape.pop_back();
+      if (s.decoders[0].bias.defined()) decoder_grads.bias = at::zeros(shape, accum);
     }
   }
   if (!o.recodes()) return;
 
-  if (kernels.stream_decode != nullptr && B <= kStreamRows && !decoder_grads.weight.defined())
-    stream_scratch = Buffer<A>({kernels.stream_scratch(B, H)}, accum);
-  if (!stream_scratch || this->trace) decode = ConstantMatrix<S>(s.decoder_weight, true, T, B);
-  if (!stream_scratch) decode_back = ConstantMatrix<S>(s.decoder_weight, false, T, B);
-  if (recodes_h) h_raw = Buffer<S>({L, B, H}, storage);
-  if (recodes_c) c_raw = Buffer<A>({L, B, H}, accum);
-  if (o.output_is_recoded()) decoder_input = Buffer<S>({B, H}, storage);
-  if (o.loss_shares_gradient() && decoder_grads.weight.defined())
-    steps_per_flush = loss_chunk_rows(s.V, B, T * B) / B;
-  if (!stream_scratch) logits = Buffer<A>({steps_per_flush, B, s.V}, accum);
-  dh = Buffer<A>({B, H}, accum);
-  if (L > 1) dgates = Buffer<S>({B, 4 * H}, storage);
-  scale = Buffer<A>({B}, accum);
+  if (recodes_h) h_raw = Buffer<S>({L, R, H}, storage);
+  if (recodes_c) c_raw = Buffer<A>({L, R, H}, accum);
+  if (o.output_is_recoded()) decoder_input = Buffer<S>({R, H}, storage);
+  dh = Buffer<A>({R, H}, accum);
+  if (L > 1) dgates = Buffer<S>({R, 4 * H}, storage);
   step = Buffer<A>(s.step);
-  if (save && keep.step_grads) step_grads = Buffer<A>({L, states, T, B, H}, accum);
-  if (reads_target(o.signal)) {
-    chosen = Buffer<int64_t>({T, B}, accum.dtype(at::kLong));
-    if (!o.argmax) targets = Buffer<int64_t>(s.targets);
+  const bool backtracks = o.step == StepKind::kBacktracking;
+  if (o.step == StepKind::kPredicted) {
+    for (const auto& maps : s.step_network) step_network.emplace_back(maps, calls, R);
+    sizes = Buffer<A>({L, states, T, R}, accum);
+  } else if (backtracks) {
+    sizes = Buffer<A>({1, 1, T, R}, accum);
+    settled = Buffer<uint8_t>({B}, accum.dtype(at::kByte));
   }
-  if (this->trace) {
-    after = Buffer<S>({T, B, H}, storage);
-    grad_norm = Buffer<A>({L, states, T, B}, accum);
+  if (backtracks || trace) {
+    trial = Buffer<S>({R, H}, storage);
+    trial_delta = Buffer<A>({B}, accum);
   }
+  if (s.gate.defined()) open = Buffer<uint8_t>({T, R}, accum.dtype(at::kByte));
+  if (save && keep.step_grads) step_grads = Buffer<A>({L, states, T, R, H}, accum);
+  if (trace) {
+    delta_after = Buffer<A>(at::zeros({T, B}, accum));
+    grad_norm = Buffer<A>({L, states, T, R}, accum);
+  }
+  if (o.classifies()) {
+    classifiers = std::make_unique<Classifiers<S>>(s);
+    no_gradient = Buffer<A>(at::zeros({R, H}, accum));
+    return;
+  }
+  if (own_stage) {
+    stage = std::move(own_stage);
+    return;
+  }
+  if (o.loss_shares_gradient())
+    shared = {Buffer<A>({T, B}, accum), loss_grads, output, decoder_grads};
+  stage = o.signal == SignalKind::kMixture ? make_mixture_stage<S>(s)
+                                           : make_decoder_stage<S>(s, shared, backtracks || trace);
 }
 
 // All layers of step t.
@@ -187,13 +103,23 @@ template <typename S>
 void Forward<S>::cells(int64_t t) {
   for (int64_t l = 0; l < s.L; ++l) {
     A* gates_t = gates_of(l, t);
-    if (l > 0) {
-      from_below[l].multiply(s.B, above(l - 1, t), gates_t, bias_of(l));
+    if (l > 0) from_below[l].multiply(s.R, above(l - 1, t), gates_t, bias_of(l));
+    const S* recurrent = h_before(l, t);
+    if (h_masked) {
+      MaskRows<S> m{};
+      m.samples = 1;
+      m.rows = s.R;
+      m.units = s.H;
+      m.dropout = s.dropout_of(kRecurrentStream + l, s.options.sample_p);
+      m.in = recurrent;
+      m.out = h_masked();
+      kernels.mask_rows(launch, m);
+      recurrent = h_masked();
     }
-    from_hidden[l].multiply(s.B, h_before(l, t), gates_t, nullptr, /*accumulate=*/true);
+    from_hidden[l].multiply(s.R, recurrent, gates_t, nullptr, /*accumulate=*/true);
 
     CellForward<S> p{};
-    p.rows = s.B;
+    p.rows = s.R;
     p.hidden = s.H;
     p.gates = gates_t;
     p.c_prev = c_before(l, t);
@@ -203,226 +129,318 @@ void Forward<S>::cells(int64_t t) {
     p.c = raw_c(l, t);
     p.h_up = up(l, t);
     p.dropout = s.dropout_above(l);
-    p.time = static_cast<uint32_t>(t);
+    p.time = s.mask_time(t);
     kernels.cell_forward(launch, p);
   }
 }
 
-// The signal of step t and its gradient in what the decoder read, [B,H], still to be multiplied by
-// `scale` [B].
 template <typename S>
-auto Forward<S>::signal_gradient(int64_t t) -> A* {
-  const Options& o = s.options;
-  const A* bias = s.decoder_bias.defined() ? s.decoder_bias.const_data_ptr<A>() : nullptr;
-  // Saving 1 of the design: the same direction is the gradient of the loss and, times `scale`,
-  // that of the signal.
-  const bool shared = o.loss_shares_gradient();
-  A* log_p = shared ? nll(t) : nullptr;
-  A* dh_top = shared && save ? loss_grads(t) : dh();
-  if (stream_scratch) {
-    StreamDecode<S> p{};
-    p.rows = s.B;
-    p.hidden = s.H;
-    p.vocab = s.V;
-    p.kind = o.signal;
-    p.h = above(s.L - 1, t);
-    p.weight = s.decoder_weight.const_data_ptr<S>();
-    p.bias = bias;
-    p.targets = targets(t);
-    p.scratch = stream_scratch();
-    p.dh = dh_top;
-    p.delta = delta(t);
-    p.scale = scale();
-    p.log_p = log_p;
-    p.chosen = chosen(t);
-    kernels.stream_decode(launch, p);
-    return dh_top;
+StepSize<typename AccumulateIn<S>::type> Forward<S>::step_of(int64_t l, int64_t state,
+                                                             int64_t t) const {
+  switch (s.options.step) {
+    case StepKind::kPredicted:
+      return {sizes(l, state, t), 1};
+    case StepKind::kBacktracking:
+      return {sizes(0, 0, t), 1};
+    default:
+      return {step(l, state), 0};
   }
-  A* rows = logits(t % steps_per_flush);  // [B,V]
-  decode.multiply(s.B, above(s.L - 1, t), rows, bias);
-  SoftmaxSignal<S> p{};
-  p.rows = s.B;
-  p.vocab = s.V;
-  p.kind = o.signal;
-  p.logits = rows;
-  p.targets = targets(t);
-  p.direction = rows;
-  p.delta = delta(t);
-  p.scale = scale();
-  p.log_p = log_p;
-  p.chosen = chosen(t);
-  kernels.softmax_signal(launch, p);
-  decode_back.multiply(s.B, rows, dh_top);
-  if (shared) flush_decoder_gradients(t + 1);
-  return dh_top;
 }
 
-// Takes the recoding step: the signal's gradient goes down the layers of step t.
+// Predicts the step sizes of all states, or searches for one that lowers the signal.
+template <typename S>
+void Forward<S>::choose_steps(int64_t t, const typename SignalStage<S>::Gradient& gradient) {
+  const Options& o = s.options;
+  if (o.step == StepKind::kPredicted) {
+    const int64_t states = o.states();
+    for (int64_t l = 0; l < s.L; ++l) {
+      if (o.recode_h) step_network[l * states].predict(raw_h(l, t), sizes(l, 0, t));
+      if (o.recode_c)
+        step_network[l * states + index_c()].predict(raw_c(l, t), sizes(l, index_c(), t));
+    }
+  }
+  if (o.step != StepKind::kBacktracking) return;
+  settled.tensor().zero_();
+  sizes.tensor()[0][0][t].copy_(s.step[0][0].expand({s.R}));
+  for (int64_t i = 1; i <= o.trials; ++i) {
+    if (classifiers) {
+      trial_delta.tensor().zero_();
+      const at::Tensor alpha = sizes.tensor()[0][0][t].unsqueeze(1);  // [B,1]
+      for (int64_t k = 0; k < classifiers->count(); ++k) {
+        const int64_t l = classifiers->layer(k);
+        A* raw = classifiers->reads_c(k) ? raw_c(l, t) : raw_h(l, t);
+        const at::Tensor state = at::from_blob(raw, {s.R, s.H}, accum);
+        classifiers->add(k, t, state - alpha * classifiers->gradient(k), trial_delta.tensor(),
+                         false);
+      }
+    } else {
+      TrialStep<S> p{};
+      p.rows = s.R;
+      p.hidden = s.H;
+      p.gates = gates_of(s.L - 1, t);
+      p.c = raw_c(s.L - 1, t);
+      p.h = raw_h(s.L - 1, t);
+      p.dh = gradient.dh;
+      p.row_scale = gradient.row_scale;
+      p.dropout = signal_dropout();
+      p.time = s.mask_time(t);
+      p.recodes_h = o.recode_h;
+      p.alpha = sizes(0, 0, t);
+      p.trial = trial();
+      kernels.trial_step(launch, p);
+      stage->value(t, trial(), trial_delta());
+    }
+    const A shrink = i == o.trials ? A(0) : A(o.shrink);
+    kernels.trial_verdict(launch, TrialVerdict<A>{s.R / s.B, s.B, delta(t), trial_delta(), shrink,
+                                                  settled(), sizes(0, 0, t)});
+    // Looking ends the search early; where looking would synchronise, all trials are made.
+    if (settled.tensor().is_cpu() && settled.tensor().all().template item<bool>()) break;
+  }
+}
+
+template <typename S>
+void Forward<S>::open_gate(int64_t t) {
+  if (!open) return;
+  kernels.gate(launch,
+               Gate<A>{s.R / s.B, s.B, delta(t), s.gate.const_data_ptr<A>(), active(t), open(t)});
+}
+
+template <typename S>
+Recode<S> Forward<S>::recode_layer(int64_t l, int64_t t) const {
+  const Options& o = s.options;
+  const bool top = l == s.L - 1;
+  Recode<S> p{};
+  p.rows = s.R;
+  p.hidden = s.H;
+  p.gates = gates_of(l, t);
+  p.c_prev = c_before(l, t);
+  p.c = raw_c(l, t);
+  p.h = raw_h(l, t);
+  p.time = s.mask_time(t);
+  p.active = active_of(t);
+  p.live = live(t);
+  p.h_recoded = h(l, slot(t));
+  p.c_recoded = c(l, slot(t));
+  if (top && o.output_is_recoded()) {
+    p.h_up = output(t);
+    p.up_dropout = s.dropout_above(l);
+  }
+  if (top && trace) p.h_after = trial();
+  if (o.recode_h) {
+    p.alpha_h = step_of(l, 0, t);
+    p.grad_h = step_grads(l, 0, t);
+    p.norm_h = grad_norm(l, 0, t);
+  }
+  if (o.recode_c) {
+    p.alpha_c = step_of(l, index_c(), t);
+    p.grad_c = step_grads(l, index_c(), t);
+    p.norm_c = grad_norm(l, index_c(), t);
+  }
+  return p;
+}
+
 template <typename S>
 void Forward<S>::recode(int64_t t) {
-  const Options& o = s.options;
-  const A* dh_top = signal_gradient(t);
-  const int64_t index_c = o.recode_h ? 1 : 0;  // of c among the recoded states
+  if (classifiers)
+    recode_classified(t);
+  else
+    recode_decoded(t);
+}
+
+// The signal's gradient goes down the layers of step t.
+template <typename S>
+void Forward<S>::recode_decoded(int64_t t) {
+  const auto gradient = stage->gradient(t, signal_input(t), delta(t));
+  open_gate(t);
+  choose_steps(t, gradient);
   for (int64_t l = s.L - 1; l >= 0; --l) {
     const bool top = l == s.L - 1;
-    Recode<S> p{};
-    p.rows = s.B;
-    p.hidden = s.H;
-    p.gates = gates_of(l, t);
-    p.c_prev = c_before(l, t);
-    p.c = raw_c(l, t);
-    p.h = raw_h(l, t);
-    p.dh = top ? dh_top : dh();
-    p.row_scale = top ? scale() : nullptr;
-    p.dropout = s.dropout_above(l);
-    p.time = static_cast<uint32_t>(t);
-    p.active = active(t);
-    p.live = live(t);
-    p.h_recoded = h(l, slot(t));
-    p.c_recoded = c(l, slot(t));
-    if (top && o.output_is_recoded()) p.h_up = output(t);
-    if (top) p.h_after = after(t);
+    Recode<S> p = recode_layer(l, t);
+    p.dh = top ? gradient.dh : dh();
+    p.row_scale = top ? gradient.row_scale : nullptr;
+    p.dropout = top ? signal_dropout() : s.dropout_above(l);
     p.dgates = l > 0 ? dgates() : nullptr;
-    if (o.recode_h) {
-      p.alpha_h.step = step(l, 0);
-      p.grad_h = step_grads(l, 0, t);
-      p.norm_h = grad_norm(l, 0, t);
-    }
-    if (o.recode_c) {
-      p.alpha_c.step = step(l, index_c);
-      p.grad_c = step_grads(l, index_c, t);
-      p.norm_c = grad_norm(l, index_c, t);
-    }
     kernels.recode(launch, p);
-    if (l > 0) to_below[l].multiply(s.B, dgates(), dh());
+    if (l > 0) to_below[l].multiply(s.R, dgates(), dh());
   }
+  if (trace) stage->value(t, trial(), delta_after(t));
 }
 
-// Once enough steps are collected, their rows of logits become one large GEMM.
+// Each classifier recodes the state it reads, and no other.
 template <typename S>
-void Forward<S>::flush_decoder_gradients(int64_t end) {
-  if (!decoder_grads.weight.defined()) return;
-  const int64_t steps = (end - 1) % steps_per_flush + 1;
-  if (steps < steps_per_flush && end < s.T) return;
-  add_decoder_gradients<S>(decoder_grads,
-                           logits.tensor().narrow(0, 0, steps).view({steps * s.B, s.V}),
-                           output.tensor().narrow(0, end - steps, steps).view({steps * s.B, s.H}));
-}
-
-// delta_after: the signal of the recoded top states, all steps in a few large GEMMs.
-template <typename S>
-void Forward<S>::redecode() {
-  const A* bias = s.decoder_bias.defined() ? s.decoder_bias.const_data_ptr<A>() : nullptr;
-  Buffer<A> values({s.T, s.B}, accum);
-  const int64_t rows = s.T * s.B;
-  const int64_t chunk = std::clamp<int64_t>((int64_t(1) << 22) / s.V, 1, rows);
-  const at::Tensor buffer = at::empty({chunk, s.V}, accum);
-  for (int64_t start = 0; start < rows; start += chunk) {
-    const int64_t size = std::min(chunk, rows - start);
-    const at::Tensor part = buffer.narrow(0, 0, size);
-    decode.multiply(size, after() + start * s.H, part.mutable_data_ptr<A>(), bias);
-    SoftmaxSignal<S> signal{};
-    signal.rows = size;
-    signal.vocab = s.V;
-    signal.kind = s.options.signal;
-    signal.logits = part.mutable_data_ptr<A>();
-    signal.targets = chosen ? chosen() + start : nullptr;
-    signal.delta = values() + start;
-    kernels.softmax_signal(launch, signal);
+void Forward<S>::recode_classified(int64_t t) {
+  const at::Tensor delta_t = delta.tensor()[t].zero_();
+  const auto state_of = [&](int64_t i, bool recoded) {  // [B,H]
+    const int64_t l = classifiers->layer(i);
+    if (classifiers->reads_c(i))
+      return at::from_blob(recoded ? c(l, slot(t)) : raw_c(l, t), {s.R, s.H}, accum);
+    return at::from_blob(recoded ? h(l, slot(t)) : raw_h(l, t), {s.R, s.H}, storage);
+  };
+  for (int64_t i = 0; i < classifiers->count(); ++i)
+    classifiers->add(i, t, state_of(i, false), delta_t, true);
+  open_gate(t);
+  choose_steps(t, {});
+  for (int64_t l = s.L - 1; l >= 0; --l) {
+    Recode<S> p = recode_layer(l, t);
+    p.h_after = nullptr;
+    p.dc = no_gradient();
+    for (int64_t i = 0; i < classifiers->count(); ++i)
+      if (classifiers->layer(i) == l)
+        (classifiers->reads_c(i) ? p.dc : p.dh) =
+            classifiers->gradient(i).template const_data_ptr<A>();
+    kernels.recode(launch, p);
   }
-  delta_after = values.tensor();
+  if (!trace) return;
+  for (int64_t i = 0; i < classifiers->count(); ++i)
+    classifiers->add(i, t, state_of(i, true), delta_after.tensor()[t], false);
+}
+
+// The input's share of the gates of layer 0, for all steps at once.
+template <typename S>
+void Forward<S>::read_input() {
+  from_below[0].multiply(s.T * s.R, s.input.const_data_ptr<S>(), projected(), bias_of(0));
 }
 
 template <typename S>
-void Forward<S>::run() {
-  // The input's share of the gates of layer 0, for all steps at once.
-  from_below[0].multiply(s.T * s.B, s.input.const_data_ptr<S>(), projected(), bias_of(0));
+at::Tensor Forward<S>::raw_states(bool of_c) const {
+  std::vector<at::Tensor> states;
+  for (int64_t l = 0; l < s.L; ++l)
+    states.push_back(of_c ? at::from_blob(raw_c(l, s.T - 1), {s.R, s.H}, accum)
+                          : at::from_blob(raw_h(l, s.T - 1), {s.R, s.H}, storage));
+  return at::stack(states);
+}
+
+template <typename S>
+ForwardResult Forward<S>::run() {
+  read_input();
   for (int64_t t = 0; t < s.T; ++t) {
     cells(t);
     if (s.options.recodes()) recode(t);
   }
+  Losses losses;
   if (s.options.loss_shares_gradient()) {
-    nll.tensor().neg_();  // the kernel writes log p
+    losses.nll = losses.objective = shared.log_p.tensor().neg_();
   } else if (s.options.loss) {
     LossGradients gradients = decoder_grads;
-    if (loss_grads) gradients.states = loss_grads.tensor().view({s.T * s.B, s.H});
-    decoder_loss<S>(s, output.tensor().view({s.T * s.B, s.H}), s.targets.flatten(), {},
-                    nll.tensor().view({s.T * s.B}), gradients);
+    gradients.states = loss_grads.tensor();
+    losses = sequence_loss<S>(s, output.tensor(), gradients);
   }
-  if (trace) redecode();
-  // What does not count has no signal: behind the end, or an ignored target.
-  at::Tensor counted = s.live;
-  if (s.targets.defined()) counted = s.targets != kIgnoreTarget;
-  if (counted.defined()) {
-    const at::Tensor uncounted = counted == 0;
-    delta.tensor().masked_fill_(uncounted, 0);
-    if (delta_after.defined()) delta_after.masked_fill_(uncounted, 0);
-  }
-  if (save)
-    saved = {gates.tensor(),      h.tensor(),          c.tensor(),           layer_inputs.tensor(),
-             step_grads.tensor(), loss_grads.tensor(), decoder_grads.weight, decoder_grads.bias};
+  return result(losses);
 }
 
 template <typename S>
-ForwardResult run_forward(const Sequence& s, bool save, bool save_step_grads,
-                          bool save_decoder_grads, bool trace) {
-  Forward<S> forward(s, {save, save_step_grads, save_decoder_grads, trace});
-  forward.run();
-  const auto none = [&] { return at::empty({0}, forward.delta.tensor().options()); };
-  at::Tensor delta_after = none(), step_size = none(), grad_norm = none();
-  if (trace && s.options.recodes()) {
-    const int64_t states = s.options.states();
-    delta_after = forward.delta_after;
-    grad_norm = forward.grad_norm.tensor();
-    step_size = s.step.view({s.L, states, 1, 1}).expand({s.L, states, s.T, s.B});
-    at::Tensor taken;  // [T,B]
-    if (s.active.defined()) taken = s.active;
-    if (s.live.defined()) taken = taken.defined() ? taken * s.live : s.live;
-    step_size = taken.defined() ? step_size * taken : step_size.contiguous();
+ForwardResult Forward<S>::result(Losses losses) {
+  const int64_t T = s.T, B = s.B, L = s.L, states = s.options.states(), K = s.R / s.B;
+  const auto none = [&] { return at::empty({0}, accum); };
+  const auto given = [&](const at::Tensor& t) { return t.defined() ? t : none(); };
+  // What does not count has no signal: behind the end, or an ignored target.
+  if (s.counted.defined()) {
+    const at::Tensor uncounted = s.counted.logical_not();
+    delta.tensor().masked_fill_(uncounted, 0);
+    if (delta_after) delta_after.tensor().masked_fill_(uncounted, 0);
   }
-  return {forward.output.tensor().to(s.io_type),
-          forward.h_n().to(s.state_type, /*non_blocking=*/false, /*copy=*/true),
-          forward.c_n().to(s.state_type, /*non_blocking=*/false, /*copy=*/true),
-          s.options.loss ? forward.nll.tensor() : none(),
-          forward.delta.tensor(),
-          delta_after,
+  at::Tensor after = none(), step_size = none(), norms = none();
+  at::Tensor recoded = at::empty({0}, accum.dtype(at::kByte));
+  if (trace) {
+    after = delta_after.tensor();
+    // Samples of an instance: the norm of their gradients together, the mean of their steps.
+    norms = K == 1 ? grad_norm.tensor()
+                   : grad_norm.tensor().view({L, states, T, K, B}).square().sum(3).sqrt();
+    recoded = at::ones({T, B}, recoded.options());
+    if (live) recoded.mul_(s.live.narrow(1, 0, B));
+    if (open)
+      recoded.mul_(open.tensor().narrow(1, 0, B));
+    else if (active)
+      recoded.mul_(s.active.narrow(1, 0, B));
+    if (s.options.step == StepKind::kPredicted)
+      step_size = sizes.tensor().view({L, states, T, K, B}).mean(3);
+    else if (s.options.step == StepKind::kBacktracking)
+      step_size = sizes.tensor().narrow(3, 0, B).expand({L, states, T, B});
+    else
+      step_size = s.step.view({L, states, 1, 1}).expand({L, states, T, B});
+    step_size = step_size * recoded;
+  }
+  std::vector<at::Tensor> kept;
+  if (save)
+    kept = Saved{gates.tensor(),        h.tensor(),          c.tensor(),
+                 layer_inputs.tensor(), step_grads.tensor(), loss_grads.tensor(),
+                 decoder_grads.weight,  decoder_grads.bias,  losses.member_log_p}
+               .list();
+  const auto handed_on = [&](const at::Tensor& states_of) {  // [L,R,H]
+    return states_of.to(s.state_type, /*non_blocking=*/false, /*copy=*/true);
+  };
+  const bool two_losses = s.ensemble && s.options.loss;
+  return {output.tensor().to(s.io_type),
+          handed_on(final_h()),
+          handed_on(final_c()),
+          given(losses.nll),
+          two_losses ? losses.objective : none(),
+          delta.tensor(),
+          after,
           step_size,
-          grad_norm,
-          save ? forward.saved.list() : std::vector<at::Tensor>()};
+          norms,
+          recoded,
+          kept};
 }
 
-}  // namespace
+template class Forward<float>;
+template class Forward<double>;
 
 std::vector<at::Tensor> Saved::list() const {
-  std::vector<at::Tensor> list = {
-      gates, h, c, layer_inputs, step_grads, loss_grads, decoder_weight_grad, decoder_bias_grad};
+  std::vector<at::Tensor> list = {gates,
+                                  h,
+                                  c,
+                                  layer_inputs,
+                                  step_grads,
+                                  loss_grads,
+                                  decoder_weight_grad,
+                                  decoder_bias_grad,
+                                  member_log_p};
   for (at::Tensor& t : list)
     if (!t.defined()) t = at::empty({0}, gates.options());
   return list;
 }
 
 Saved Saved::from_list(at::TensorList list) {
-  TORCH_CHECK_VALUE(list.size() == 8, "saved must hold 8 tensors, got ", list.size());
+  TORCH_CHECK_VALUE(list.size() == 9, "saved must hold 9 tensors, got ", list.size());
   const auto present = [](const at::Tensor& t) { return t.numel() > 0 ? t : at::Tensor(); };
-  return {list[0],          list[1],          list[2],          present(list[3]),
-          present(list[4]), present(list[5]), present(list[6]), present(list[7])};
+  return {list[0],          list[1],          list[2],          present(list[3]), present(list[4]),
+          present(list[5]), present(list[6]), present(list[7]), present(list[8])};
 }
 
-ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
-                             at::TensorList weights, const OptionalTensor& decoder_weight,
-                             const OptionalTensor& decoder_bias, const at::Tensor& step,
-                             const OptionalTensor& targets, const OptionalTensor& mask,
-                             const OptionalTensor& lengths, const OptionalTensor& seed,
-                             c10::string_view signal, bool argmax, bool recode_h, bool recode_c,
-                             double dropout, double output_dropout, bool loss, bool save,
-                             bool save_step_grads, bool save_decoder_grads, bool trace) {
-  const Options options{parse_signal(signal), argmax, recode_h, recode_c, dropout,
-                        output_dropout,       loss};
-  const Sequence s = make_sequence(input, h0, c0, weights, decoder_weight, decoder_bias, step,
-                                   targets, mask, lengths, seed, options);
-  return s.input.scalar_type() == at::kDouble
-             ? run_forward<double>(s, save, save_step_grads, save_decoder_grads, trace)
-             : run_forward<float>(s, save, save_step_grads, save_decoder_grads, trace);
+ForwardResult recode_forward(
+    const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0, at::TensorList weights,
+    const OptionalTensor& decoder_weight, const OptionalTensor& decoder_bias,
+    at::TensorList classifiers, const at::Tensor& step, at::TensorList step_network,
+    const OptionalTensor& gate, const OptionalTensor& targets, const OptionalTensor& labels,
+    const OptionalTensor& mask, const OptionalTensor& lengths, const OptionalTensor& seed,
+    c10::string_view signal, bool argmax, int64_t samples, double sample_p, bool mean_logits,
+    at::IntArrayRef classifier_states, bool recode_h, bool recode_c, double dropout,
+    double output_dropout, c10::string_view step_kind, double shrink, int64_t trials, int64_t time,
+    bool loss, bool save, bool save_step_grads, bool save_decoder_grads, bool trace) {
+  Options options;
+  parse_signal(signal, options);
+  options.argmax = argmax;
+  options.samples = samples;
+  options.sample_p = sample_p;
+  options.mean_logits = mean_logits;
+  options.classifier_states = classifier_states.vec();
+  options.recode_h = recode_h;
+  options.recode_c = recode_c;
+  options.dropout = dropout;
+  options.output_dropout = output_dropout;
+  options.step = parse_step(step_kind);
+  options.shrink = shrink;
+  options.trials = trials;
+  options.time = time;
+  options.loss = loss;
+  const Sequence s =
+      make_sequence({input, h0, c0, weights, decoder_weight, decoder_bias, classifiers, step,
+                     step_network, gate, targets, labels, mask, lengths, seed},
+                    options);
+  if (s.input.scalar_type() == at::kDouble)
+    return Forward<double>(s, {save, save_step_grads, save_decoder_grads, trace}).run();
+  return Forward<float>(s, {save, save_step_grads, save_decoder_grads, trace}).run();
 }
 
 }  // namespace fused_recoder

@@ -11,11 +11,14 @@ namespace fused_recoder {
 // Rows of logits held at a time: enough for efficient GEMMs, 24 MB at most where V allows it.
 int64_t loss_chunk_rows(int64_t vocab, int64_t at_least, int64_t total);
 
-// Where the gradients of the summed nll go; undefined tensors are not computed.
+// Where the gradients of a summed loss go; undefined tensors are not computed. In a Sequence's
+// gradients, weight and bias have a leading dimension of members for an ensemble.
 struct LossGradients {
-  at::Tensor states;  // [N,H]
+  at::Tensor states;  // [T,R,H]
   at::Tensor weight;  // [V,H] added to
   at::Tensor bias;    // [V] added to
+
+  bool any() const { return states.defined() || weight.defined() || bias.defined(); }
 };
 
 // Adds what rows of d(nll)/d(logits) [n,V] and their states [n,H] give to weight and bias.
@@ -23,10 +26,21 @@ template <typename S>
 void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
                            const at::Tensor& states);
 
-// nll [N] of states [N,H] and targets [N] (negative: ignored, 0), and the gradients of its sum,
-// each row weighted with weights [N] if these are defined.
+// What the model predicts with and what it is trained on differ for an ensemble.
+struct Losses {
+  at::Tensor nll;           // [T,B] of the (mean) prediction; 0 where ignored
+  at::Tensor objective;     // [T,B] what the loss is the mean of; the same tensor, or the members'
+  at::Tensor member_log_p;  // [K,T,B] an ensemble's log p of the target; else undefined
+};
+
+// Losses of states [T,R,H] and the gradients of the summed objective.
 template <typename S>
-void decoder_loss(const Sequence& s, const at::Tensor& states, const at::Tensor& targets,
-                  const at::Tensor& weights, const at::Tensor& nll, const LossGradients& gradients);
+Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGradients& gradients);
+
+// Gradients once more, of sum(objective * objective_bar + nll * nll_bar), both [T,B] or undefined.
+template <typename S>
+void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
+                             const at::Tensor& member_log_p, const at::Tensor& objective_bar,
+                             const at::Tensor& nll_bar, const LossGradients& gradients);
 
 }  // namespace fused_recoder

@@ -1,8 +1,11 @@
 #include "sequence.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <string>
 
@@ -38,12 +41,44 @@ bool is_floating(at::ScalarType type) {
 
 }  // namespace
 
-SignalKind parse_signal(c10::string_view name) {
-  if (name == "none") return SignalKind::kNone;
-  if (name == "surprisal") return SignalKind::kSurprisal;
-  if (name == "nll") return SignalKind::kNll;
-  if (name == "entropy") return SignalKind::kEntropy;
-  TORCH_CHECK_VALUE(false, "signal must be none, surprisal, nll or entropy, got '", name, "'");
+void parse_signal(c10::string_view name, Options& options) {
+  const auto is = [&](const char* other) { return name == other; };
+  const auto mixture = [&](MixtureKind kind) {
+    options.signal = SignalKind::kMixture;
+    options.mixture = kind;
+  };
+  if (is("none"))
+    options.signal = SignalKind::kNone;
+  else if (is("surprisal"))
+    options.signal = SignalKind::kSurprisal;
+  else if (is("nll"))
+    options.signal = SignalKind::kNll;
+  else if (is("entropy"))
+    options.signal = SignalKind::kEntropy;
+  else if (is("classifier"))
+    options.signal = SignalKind::kClassifier;
+  else if (is("mc_unit"))
+    mixture(MixtureKind::kUnitMasks);
+  else if (is("mc_shared"))
+    mixture(MixtureKind::kSharedMasks);
+  else if (is("mc_weight"))
+    mixture(MixtureKind::kWeightMasks);
+  else if (is("ensemble"))
+    mixture(MixtureKind::kEnsemble);
+  else if (is("variational"))
+    mixture(MixtureKind::kVariational);
+  else
+    TORCH_CHECK_VALUE(false,
+                      "signal must be none, surprisal, nll, entropy, mc_unit, mc_shared, "
+                      "mc_weight, ensemble, variational or classifier, got '",
+                      name, "'");
+}
+
+StepKind parse_step(c10::string_view name) {
+  if (name == "given") return StepKind::kGiven;
+  if (name == "predicted") return StepKind::kPredicted;
+  if (name == "backtracking") return StepKind::kBacktracking;
+  TORCH_CHECK_VALUE(false, "step_kind must be given, predicted or backtracking, got '", name, "'");
 }
 
 at::Tensor widen(const at::Tensor& t) {
@@ -51,24 +86,234 @@ at::Tensor widen(const at::Tensor& t) {
   return (half && t.is_cpu() ? t.to(at::kFloat) : t).contiguous();
 }
 
-void check_targets_in_range(const at::Tensor& targets, int64_t vocab) {
+void check_targets_in_range(const char* name, const at::Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu()) return;  // on a GPU the kernel asserts: looking here would synchronise
   const at::Tensor flat = targets.reshape({-1});  // [N]
   const int64_t* data = flat.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < flat.numel(); ++i)
-    TORCH_CHECK_VALUE(data[i] == kIgnoreTarget || (data[i] >= 0 && data[i] < vocab),
-                      "targets must be in [0, ", vocab, ") or ", kIgnoreTarget, ", got ", data[i],
+    TORCH_CHECK_VALUE(data[i] == kIgnoreTarget || (data[i] >= 0 && data[i] < vocab), name,
+                      " must be in [0, ", vocab, ") or ", kIgnoreTarget, ", got ", data[i],
                       " at flat position ", i);
 }
 
-Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
-                       at::TensorList weights, const OptionalTensor& decoder_weight,
-                       const OptionalTensor& decoder_bias, const at::Tensor& step,
-                       const OptionalTensor& targets, const OptionalTensor& mask,
-                       const OptionalTensor& lengths, const OptionalTensor& seed,
-                       const Options& options) {
+at::Tensor Sequence::held_mask(uint32_t stream, int64_t units) const {
+  if (!options.variational() || options.sample_p == 0) return {};
+  const at::Tensor mask = at::empty({R, units}, input.options());
+  const Launch launch = launch_on(input.device());
+  const auto fill = [&](const auto& kernels, auto* data) {
+    using A = std::remove_pointer_t<decltype(data)>;
+    kernels.dropout_mask(
+        launch, DropoutMask<A>{R, units, dropout_of(stream, options.sample_p), 0, 0, data});
+  };
+  if (mask.scalar_type() == at::kDouble)
+    fill(kernels_for<double>(input.device()), mask.mutable_data_ptr<double>());
+  else
+    fill(kernels_for<float>(input.device()), mask.mutable_data_ptr<float>());
+  return mask;
+}
+
+namespace {
+
+void check_layers(const Arguments& a, Sequence& s) {
+  const auto per_layer = static_cast<int64_t>(a.weights.size()) / s.L;
+  TORCH_CHECK_VALUE(
+      (per_layer == 2 || per_layer == 4) && per_layer * s.L == int64_t(a.weights.size()),
+      "weights must hold w_ih, w_hh (and b_ih, b_hh) for each of ", s.L, " layers, got ",
+      a.weights.size(), " tensors");
+  for (int64_t l = 0; l < s.L; ++l) {
+    const at::Tensor* w = &a.weights[l * per_layer];
+    const std::string suffix = "_l" + std::to_string(l);
+    const int64_t in = l == 0 ? s.I : s.H;
+    check_tensor(("weight_ih" + suffix).c_str(), w[0], {4 * s.H, in}, "[4H, in]", a.input);
+    check_tensor(("weight_hh" + suffix).c_str(), w[1], {4 * s.H, s.H}, "[4H, H]", a.input);
+    for (int64_t i = 0; i < per_layer; ++i) check_same_type("every weight", w[i], a.input);
+    Layer layer{widen(w[0]), widen(w[1]), {}};
+    if (per_layer == 4) {
+      check_tensor(("bias_ih" + suffix).c_str(), w[2], {4 * s.H}, "[4H]", a.input);
+      check_tensor(("bias_hh" + suffix).c_str(), w[3], {4 * s.H}, "[4H]", a.input);
+      layer.bias = widen(w[2]) + widen(w[3]);
+    }
+    s.layers.push_back(layer);
+  }
+}
+
+void check_decoders(const Arguments& a, Sequence& s) {
+  s.V = 0;
+  if (!s.options.decodes()) return;
+  TORCH_CHECK_VALUE(a.decoder_weight.has_value(),
+                    "decoder_weight must be given with a signal or a loss");
+  const at::Tensor& weight = *a.decoder_weight;
+  const bool ensemble = weight.dim() == 3;
+  TORCH_CHECK_VALUE(ensemble || !s.options.ensemble(),
+                    "decoder_weight of an ensemble must have shape [K, V, H], got ",
+                    weight.sizes());
+  TORCH_CHECK_VALUE((weight.dim() == 2 || ensemble) && weight.size(-2) > 0,
+                    "decoder_weight must have shape [V, H] or [K, V, H], got ", weight.sizes());
+  const int64_t members = ensemble ? weight.size(0) : 1;
+  TORCH_CHECK_VALUE(members > 0, "an ensemble must have members, got shape ", weight.sizes());
+  TORCH_CHECK_VALUE(!s.options.ensemble() || members == s.options.samples,
+                    "samples must be the number of ensemble members, ", members, ", got ",
+                    s.options.samples);
+  s.ensemble = ensemble;
+  TORCH_CHECK_VALUE(
+      !ensemble || s.options.ensemble() || s.options.classifies() || !s.options.recodes(),
+      "decoder_weight must have shape [V, H] for this signal, got ", weight.sizes());
+  s.V = weight.size(-2);
+  const int64_t with_members[] = {members, s.V, s.H};
+  const at::IntArrayRef shape = at::IntArrayRef(with_members).slice(ensemble ? 0 : 1);
+  check_tensor("decoder_weight", weight, shape, ensemble ? "[K, V, H]" : "[V, H]", a.input);
+  check_same_type("decoder_weight", weight, a.input);
+  if (a.decoder_bias.has_value()) {
+    check_tensor("decoder_bias", *a.decoder_bias, shape.slice(0, shape.size() - 1),
+                 ensemble ? "[K, V]" : "[V]", a.input);
+    check_same_type("decoder_bias", *a.decoder_bias, a.input);
+  }
+  const at::Tensor weights = widen(weight).view({members, s.V, s.H});
+  const at::Tensor biases =
+      a.decoder_bias.has_value() ? widen(*a.decoder_bias).view({members, s.V}) : at::Tensor();
+  for (int64_t k = 0; k < members; ++k)
+    s.decoders.push_back({weights[k], biases.defined() ? biases[k] : at::Tensor()});
+}
+
+void check_classifiers(const Arguments& a, Sequence& s) {
+  if (!s.options.classifies() || s.options.backward) return;
+  const auto& places = s.options.classifier_states;
+  TORCH_CHECK_VALUE(!places.empty() && a.classifiers.size() == 2 * places.size(),
+                    "classifiers must hold a weight and a bias for each of classifier_states, got ",
+                    a.classifiers.size(), " tensors and ", places.size(), " states");
+  for (size_t i = 0; i < places.size(); ++i) {
+    const at::Tensor &weight = a.classifiers[2 * i], &bias = a.classifiers[2 * i + 1];
+    TORCH_CHECK_VALUE(places[i] >= 0 && places[i] < 2 * s.L, "classifier_states must name one of ",
+                      s.L, " layers, got ", places[i] / 2);
+    TORCH_CHECK_VALUE(places[i] % 2 == 0 ? s.options.recode_h : s.options.recode_c,
+                      "a classifier reads state ", places[i] % 2 == 0 ? "h" : "c",
+                      ", which is not among the recoded states");
+    for (size_t other = 0; other < i; ++other)
+      TORCH_CHECK_VALUE(places[other] != places[i], "two classifiers read the same state");
+    TORCH_CHECK_VALUE(weight.dim() == 2, "a classifier's weight must have shape [C, H], got ",
+                      weight.sizes());
+    const int64_t classes = weight.size(0);
+    check_tensor("a classifier's weight", weight, {classes, s.H}, "[C, H]", a.input);
+    check_tensor("a classifier's bias", bias, {classes}, "[C]", a.input);
+    LinearMap map{widen(weight).to(s.input.scalar_type()), widen(bias).to(s.input.scalar_type())};
+    // sigmoid(z) is the softmax of (0, z): a binary classifier has a class of zeros before its own.
+    if (classes == 1)
+      map = {at::cat({at::zeros_like(map.weight), map.weight}),
+             at::cat({at::zeros_like(map.bias), map.bias})};
+    s.classifiers.push_back(map);
+  }
+}
+
+void check_step(const Arguments& a, Sequence& s) {
+  const Options& o = s.options;
+  if (!o.recodes()) return;
+  const at::ScalarType compute = accumulate_type(s.io_type);
+  check_tensor("step", a.step, {s.L, o.states()}, "[L, S]", a.input);
+  TORCH_CHECK_TYPE(is_floating(a.step.scalar_type()), "step must be floating point, got ",
+                   a.step.scalar_type());
+  s.step = a.step.to(compute).contiguous();
+  if (s.step.is_cpu())
+    TORCH_CHECK_VALUE(at::isfinite(s.step).all().item<bool>(), "step must be finite, got ", s.step);
+  if (o.step == StepKind::kBacktracking)
+    TORCH_CHECK_VALUE(o.trials >= 1 && o.shrink > 0 && o.shrink < 1,
+                      "backtracking needs trials >= 1 and shrink in (0, 1), got ", o.trials,
+                      " and ", o.shrink);
+  if (a.gate.has_value()) {
+    check_tensor("gate", *a.gate, {1}, "[1]", a.input);
+    s.gate = a.gate->to(compute);
+  }
+  if (o.step != StepKind::kPredicted) return;
+  const int64_t networks = s.L * o.states(), tensors = int64_t(a.step_network.size());
+  TORCH_CHECK_VALUE(tensors > 0 && tensors % (2 * networks) == 0,
+                    "step_network must hold weights and biases for each of ", networks,
+                    " states, got ", tensors, " tensors");
+  const int64_t maps = tensors / (2 * networks);
+  for (int64_t n = 0; n < networks; ++n) {
+    std::vector<LinearMap> network;
+    int64_t in = s.H;
+    for (int64_t i = 0; i < maps; ++i) {
+      const at::Tensor& weight = a.step_network[2 * (n * maps + i)];
+      const at::Tensor& bias = a.step_network[2 * (n * maps + i) + 1];
+      TORCH_CHECK_VALUE(weight.dim() == 2, "step_network: weights must be matrices, got ",
+                        weight.sizes());
+      const int64_t out = i == maps - 1 ? 1 : weight.size(0);
+      check_tensor("a weight of step_network", weight, {out, in}, "[out, in]", a.input);
+      check_tensor("a bias of step_network", bias, {out}, "[out]", a.input);
+      network.push_back({weight.to(compute).contiguous(), bias.to(compute).contiguous()});
+      in = out;
+    }
+    s.step_network.push_back(network);
+  }
+}
+
+// [T,B] of int64, with -100 behind the end of each sequence.
+at::Tensor check_tokens(const char* name, const at::Tensor& tokens, const at::Tensor& live,
+                        const Sequence& s, const at::Tensor& input) {
+  check_tensor(name, tokens, {s.T, s.B}, "[T, B]", input);
+  TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong, name, " must be int64, got ",
+                   tokens.scalar_type());
+  return (live.defined() ? at::where(live, tokens, kIgnoreTarget) : tokens).contiguous();
+}
+
+// Where there is something to recode, and what the tokens and labels are.
+void check_positions(const Arguments& a, Sequence& s) {
+  at::Tensor live, active;  // [T,B] bool
+  if (a.lengths.has_value()) {
+    const at::Tensor& lengths = *a.lengths;
+    check_tensor("lengths", lengths, {s.B}, "[B]", a.input);
+    TORCH_CHECK_TYPE(lengths.scalar_type() == at::kLong, "lengths must be int64, got ",
+                     lengths.scalar_type());
+    if (lengths.is_cpu()) {
+      const int64_t shortest = lengths.min().item<int64_t>();
+      const int64_t longest = lengths.max().item<int64_t>();
+      TORCH_CHECK_VALUE(shortest >= 1 && longest <= s.T, "lengths must be between 1 and T = ", s.T,
+                        ", got ", shortest, " to ", longest);
+    }
+    const at::Tensor time = at::arange(s.T, lengths.options()).unsqueeze(1);  // [T,1]
+    live = time < lengths.unsqueeze(0);
+    s.counted = live;
+  }
+  if (a.mask.has_value()) {
+    check_tensor("recode_mask", *a.mask, {s.T, s.B}, "[T, B]", a.input);
+    TORCH_CHECK_TYPE(a.mask->scalar_type() == at::kBool, "recode_mask must be bool, got ",
+                     a.mask->scalar_type());
+    active = *a.mask;
+  }
+  const auto only_where = [](at::Tensor& where, const at::Tensor& condition) {
+    where = where.defined() ? where.logical_and(condition) : condition;
+  };
+  TORCH_CHECK_VALUE(!s.options.loss || a.targets.has_value(), "targets must be given for a loss");
+  if (a.targets.has_value()) {
+    s.targets = check_tokens("targets", *a.targets, live, s, a.input);
+    if (s.V > 0) check_targets_in_range("targets", s.targets, s.V);
+    if (!s.options.classifies()) {
+      only_where(s.counted, s.targets != kIgnoreTarget);
+      only_where(active, s.targets != kIgnoreTarget);
+    }
+  }
+  if (s.options.classifies() && !s.options.backward) {
+    TORCH_CHECK_VALUE(a.labels.has_value(), "labels must be given for a classifier (",
+                      kIgnoreTarget, " where there is none)");
+    s.labels = check_tokens("labels", *a.labels, live, s, a.input);
+    for (const LinearMap& classifier : s.classifiers)
+      check_targets_in_range("labels", s.labels, classifier.weight.size(0));
+    only_where(s.counted, s.labels != kIgnoreTarget);
+    only_where(active, s.labels != kIgnoreTarget);
+  }
+  const auto per_row = [&](const at::Tensor& where) {
+    if (!where.defined()) return at::Tensor();
+    return where.to(at::kByte).repeat({1, s.R / s.B}).contiguous();
+  };
+  s.live = per_row(live);
+  s.active = per_row(active);
+}
+
+}  // namespace
+
+Sequence make_sequence(const Arguments& a, const Options& options) {
   Sequence s;
   s.options = options;
+  const at::Tensor &input = a.input, &h0 = a.h0, &c0 = a.c0;
   TORCH_CHECK_VALUE(input.dim() == 3, "input must have shape [T, B, I], got ", input.sizes());
   TORCH_CHECK_TYPE(is_floating(input.scalar_type()),
                    "input must be float32, float64, float16 or bfloat16, got ",
@@ -77,13 +322,18 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
   TORCH_CHECK_VALUE(s.T > 0, "input must have at least one time step, got shape ", input.sizes());
   TORCH_CHECK_VALUE(s.B > 0, "input must have at least one batch row, got shape ", input.sizes());
   TORCH_CHECK_VALUE(s.I > 0, "input must have at least one feature, got shape ", input.sizes());
+  TORCH_CHECK_VALUE(options.samples >= 1 && options.samples < (1 << 20),
+                    "samples must be at least 1, got ", options.samples);
+  TORCH_CHECK_VALUE(options.time >= 0, "time must not be negative, got ", options.time);
+  s.R = options.variational() ? options.samples * s.B : s.B;
 
   TORCH_CHECK_VALUE(h0.dim() == 3, "h0 must have shape [L, B, H], got ", h0.sizes());
   s.L = h0.size(0), s.H = h0.size(2);
   TORCH_CHECK_VALUE(s.L > 0 && s.H > 0, "h0 must have layers and hidden units, got shape ",
                     h0.sizes());
-  check_tensor("h0", h0, {s.L, s.B, s.H}, "[L, B, H]", input);
-  check_tensor("c0", c0, {s.L, s.B, s.H}, "[L, B, H]", input);
+  const char* dims = options.variational() ? "[L, K*B, H]" : "[L, B, H]";
+  check_tensor("h0", h0, {s.L, s.R, s.H}, dims, input);
+  check_tensor("c0", c0, {s.L, s.R, s.H}, dims, input);
   check_same_type("c0", c0, h0);
   s.io_type = input.scalar_type();
   s.state_type = h0.scalar_type();
@@ -91,102 +341,39 @@ Sequence make_sequence(const at::Tensor& input, const at::Tensor& h0, const at::
   TORCH_CHECK_TYPE(s.state_type == s.io_type || s.state_type == compute, "h0 must have dtype ",
                    s.io_type, " or ", compute, ", got ", s.state_type);
 
-  const auto per_layer = static_cast<int64_t>(weights.size()) / s.L;
-  TORCH_CHECK_VALUE(
-      (per_layer == 2 || per_layer == 4) && per_layer * s.L == int64_t(weights.size()),
-      "weights must hold w_ih, w_hh (and b_ih, b_hh) for each of ", s.L, " layers, got ",
-      weights.size(), " tensors");
-  for (int64_t l = 0; l < s.L; ++l) {
-    const at::Tensor* w = &weights[l * per_layer];
-    const std::string suffix = "_l" + std::to_string(l);
-    const int64_t in = l == 0 ? s.I : s.H;
-    check_tensor(("weight_ih" + suffix).c_str(), w[0], {4 * s.H, in}, "[4H, in]", input);
-    check_tensor(("weight_hh" + suffix).c_str(), w[1], {4 * s.H, s.H}, "[4H, H]", input);
-    for (int64_t i = 0; i < per_layer; ++i) check_same_type("every weight", w[i], input);
-    Layer layer{widen(w[0]), widen(w[1]), {}};
-    if (per_layer == 4) {
-      check_tensor(("bias_ih" + suffix).c_str(), w[2], {4 * s.H}, "[4H]", input);
-      check_tensor(("bias_hh" + suffix).c_str(), w[3], {4 * s.H}, "[4H]", input);
-      layer.bias = widen(w[2]) + widen(w[3]);
-    }
-    s.layers.push_back(layer);
-  }
-
   check_probability("dropout", options.dropout);
   check_probability("output_dropout", options.output_dropout);
-  const bool random = options.dropout > 0 || options.output_dropout > 0;
-  TORCH_CHECK_VALUE(!random || seed.has_value(), "seed must be given where there is dropout");
-  if (seed.has_value()) {
-    check_tensor("seed", *seed, {1}, "[1]", input);
-    TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed must be int64, got ",
-                     seed->scalar_type());
-    s.seed = seed->contiguous();
+  check_probability("p", options.sample_p);
+  TORCH_CHECK_VALUE(!options.variational() || (options.dropout == 0 && options.output_dropout == 0),
+                    "dropout and output_dropout must be 0 with a variational signal: it has masks "
+                    "of its own");
+  const bool random = options.dropout > 0 || options.output_dropout > 0 || options.sample_p > 0;
+  TORCH_CHECK_VALUE(!random || a.seed.has_value(), "seed must be given where there is dropout");
+  if (a.seed.has_value()) {
+    check_tensor("seed", *a.seed, {1}, "[1]", input);
+    TORCH_CHECK_TYPE(a.seed->scalar_type() == at::kLong, "seed must be int64, got ",
+                     a.seed->scalar_type());
+    s.seed = a.seed->contiguous();
   }
-
-  if (lengths.has_value()) {
-    check_tensor("lengths", *lengths, {s.B}, "[B]", input);
-    TORCH_CHECK_TYPE(lengths->scalar_type() == at::kLong, "lengths must be int64, got ",
-                     lengths->scalar_type());
-    if (lengths->is_cpu()) {
-      const int64_t shortest = lengths->min().item<int64_t>();
-      const int64_t longest = lengths->max().item<int64_t>();
-      TORCH_CHECK_VALUE(shortest >= 1 && longest <= s.T, "lengths must be between 1 and T = ", s.T,
-                        ", got ", shortest, " to ", longest);
-    }
-    const at::Tensor time = at::arange(s.T, lengths->options()).unsqueeze(1);  // [T,1]
-    s.live = (time < lengths->unsqueeze(0)).to(at::kByte);
-  }
-
-  s.V = 0;
   if (options.signal != SignalKind::kNone)
     TORCH_CHECK_VALUE(options.states() > 0, "states must name h, c or both");
-  if (options.decodes()) {
-    TORCH_CHECK_VALUE(decoder_weight.has_value(),
-                      "decoder_weight must be given with a signal or a loss");
-    TORCH_CHECK_VALUE(decoder_weight->dim() == 2 && decoder_weight->size(0) > 0,
-                      "decoder_weight must have shape [V, H], got ", decoder_weight->sizes());
-    s.V = decoder_weight->size(0);
-    check_tensor("decoder_weight", *decoder_weight, {s.V, s.H}, "[V, H]", input);
-    check_same_type("decoder_weight", *decoder_weight, input);
-    s.decoder_weight = widen(*decoder_weight);
-    if (decoder_bias.has_value()) {
-      check_tensor("decoder_bias", *decoder_bias, {s.V}, "[V]", input);
-      check_same_type("decoder_bias", *decoder_bias, input);
-      s.decoder_bias = widen(*decoder_bias);
-    }
-  }
-  if (options.recodes()) {
-    check_tensor("step", step, {s.L, options.states()}, "[L, S]", input);
-    TORCH_CHECK_TYPE(is_floating(step.scalar_type()), "step must be floating point, got ",
-                     step.scalar_type());
-    s.step = step.to(compute).contiguous();
-    if (s.step.is_cpu())
-      TORCH_CHECK_VALUE(at::isfinite(s.step).all().item<bool>(), "step must be finite, got ",
-                        s.step);
-  }
-
-  if (mask.has_value()) {
-    check_tensor("recode_mask", *mask, {s.T, s.B}, "[T, B]", input);
-    TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool, "recode_mask must be bool, got ",
-                     mask->scalar_type());
-    s.active = mask->to(at::kByte).contiguous();
-  }
-  TORCH_CHECK_VALUE(!options.loss || targets.has_value(), "targets must be given for a loss");
-  if (targets.has_value()) {
-    check_tensor("targets", *targets, {s.T, s.B}, "[T, B]", input);
-    TORCH_CHECK_TYPE(targets->scalar_type() == at::kLong, "targets must be int64, got ",
-                     targets->scalar_type());
-    s.targets =
-        (s.live.defined() ? at::where(s.live.to(at::kBool), *targets, kIgnoreTarget) : *targets)
-            .contiguous();
-    if (s.V > 0) check_targets_in_range(s.targets, s.V);
-    const at::Tensor counted = (s.targets != kIgnoreTarget).to(at::kByte);
-    s.active = s.active.defined() ? s.active * counted : counted;
-  }
 
   s.input = widen(input);
   s.h0 = widen(h0.to(compute));
   s.c0 = widen(c0.to(compute));
+  check_layers(a, s);
+  check_decoders(a, s);
+  check_classifiers(a, s);
+  check_step(a, s);
+  check_positions(a, s);
+  if (options.variational()) {
+    const int64_t K = options.samples;
+    s.input = s.input.unsqueeze(1).expand({s.T, K, s.B, s.I});
+    const at::Tensor mask = s.input_mask();
+    s.input = (mask.defined() ? s.input * mask.view({K, s.B, s.I}) : s.input)
+                  .reshape({s.T, s.R, s.I})
+                  .contiguous();
+  }
   return s;
 }
 

@@ -18,8 +18,11 @@ struct Checked {
 Checked check(const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias,
               const OptionalTensor& targets, c10::string_view signal) {
   Checked a;
-  a.kind = parse_signal(signal);
-  TORCH_CHECK_VALUE(a.kind != SignalKind::kNone, "signal must not be none");
+  Options options;
+  parse_signal(signal, options);
+  a.kind = options.signal;
+  TORCH_CHECK_VALUE(reads_target(a.kind) || a.kind == SignalKind::kEntropy,
+                    "signal must be nll, surprisal or entropy, got '", signal, "'");
   TORCH_CHECK_VALUE(hidden.dim() == 2, "hidden must have shape [N, H], got ", hidden.sizes());
   TORCH_CHECK_VALUE(hidden.numel() > 0, "hidden must not be empty, got shape ", hidden.sizes());
   a.io_type = hidden.scalar_type();
@@ -51,7 +54,7 @@ Checked check(const at::Tensor& hidden, const at::Tensor& weight, const Optional
     TORCH_CHECK_TYPE(targets->scalar_type() == at::kLong, "targets must be int64, got ",
                      targets->scalar_type());
     a.targets = targets->contiguous();
-    check_targets_in_range(a.targets, a.V);
+    check_targets_in_range("targets", a.targets, a.V);
   }
   a.hidden = widen(hidden);
   a.weight = widen(weight);

@@ -82,6 +82,34 @@ struct StreamDecode {
   int64_t* chosen;         // [B] out or null
 };
 
+// The gold token arrives after the prediction: completes what kSoftmax left open.
+template <typename S>
+struct GoldArrives {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden, vocab;
+  SignalKind kind;
+  const A* logits;         // [B,V]
+  const A* log_sum;        // [B] log-sum-exp of the logits
+  const A* expected;       // [B,H] o * W
+  const int64_t* targets;  // [B]; < 0: ignored row
+  const S* weight;         // [V,H]
+  A* dh;                   // [B,H] out: expected - W[target]
+  A* delta;                // [B] out
+  A* scale;                // [B] out
+};
+
+// Entropy of the mean m of K predictions and its directions: u_k = -(1/K) o_k (log m - <o_k, log
+// m>).
+template <typename S>
+struct MixtureSignal {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, vocab;
+  A* logits;     // [K,B,V] in; overwritten
+  S* direction;  // [K,B,V] out or null (value only): u_k; may be the memory of `logits`
+  A* log_mean;   // [B,V] out: log m, 0 where m underflows
+  A* delta;      // [B] out
+};
+
 // The backward pass of SoftmaxSignal, for second derivatives: given the cotangents of delta and u,
 // the cotangent of the logits.
 template <typename S>
@@ -105,7 +133,8 @@ struct StepSize {
 };
 
 // Takes the recoding step of one layer: s' = s - alpha * d(delta)/d(s), and goes through the cell
-// for the layer below. The gradient in h is row_scale * dropout mask * dh.
+// for the layer below. The gradient in h is row_scale * dropout mask * dh; that in c follows from
+// it, unless it is given.
 template <typename S>
 struct Recode {
   using A = typename AccumulateIn<S>::type;
@@ -114,7 +143,8 @@ struct Recode {
   const A* c_prev;     // [B,H]
   const A* c;          // [B,H] before recoding
   const S* h;          // [B,H] before recoding
-  const A* dh;         // [B,H] see above
+  const A* dh;         // [B,H] see above; null: zero
+  const A* dc;         // [B,H] or null: follows from dh
   const A* row_scale;  // [B] or null
   Dropout dropout;     // of the connection that `dh` came through
   uint32_t time;
@@ -124,13 +154,44 @@ struct Recode {
   StepSize<A> alpha_c;    // step null: c is not recoded, c_recoded is the memory of c
   S* h_recoded;           // [B,H] out
   A* c_recoded;           // [B,H] out
-  S* h_up;                // [B,H] out or null: the recoded h after dropout, 0 in dead rows
-  S* h_after;             // [B,H] out or null: the state that delta_after is the signal of
-  S* dgates;              // [B,4H] out or null (bottom layer)
-  A* grad_h;              // [B,H] out or null: kept for the gradient of the step size
-  A* grad_c;              // [B,H] out or null
-  A* norm_h;              // [B] out or null: trace
-  A* norm_c;              // [B] out or null
+  S* h_up;                // [B,H] out or null: the recoded h after up_dropout, 0 in dead rows
+  Dropout up_dropout;
+  S* h_after;  // [B,H] out or null: the state that delta_after is the signal of
+  S* dgates;   // [B,4H] out or null (bottom layer)
+  A* grad_h;   // [B,H] out or null: kept for the gradient of the step size
+  A* grad_c;   // [B,H] out or null
+  A* norm_h;   // [B] out or null: trace
+  A* norm_c;   // [B] out or null
+};
+
+// Backtracking: the state whose signal decides whether a step of length alpha is taken.
+// trial = h - alpha_h g_h, or o * tanh(c - alpha_c g_c) if h is not recoded, after dropout.
+template <typename S>
+struct TrialStep {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden;
+  const A* gates;      // [B,4H] activated; for o
+  const A* c;          // [B,H]
+  const S* h;          // [B,H]
+  const A* dh;         // [B,H], times row_scale and dropout mask the gradient in h
+  const A* row_scale;  // [B] or null
+  Dropout dropout;
+  uint32_t time;
+  bool recodes_h;
+  const A* alpha;  // [B]
+  S* trial;        // [B,H] out
+};
+
+// Rows whose trial lowered the signal keep their alpha, the others shrink it; on the last trial
+// they get 0.
+template <typename A>
+struct TrialVerdict {
+  int64_t samples, rows;
+  const A* delta;        // [B]
+  const A* trial_delta;  // [B]
+  A shrink;              // 0 on the last trial
+  uint8_t* settled;      // [B] in, out
+  A* alpha;              // [K,B] in, out
 };
 
 // Back-propagation through one layer and step; the recoding gradient is a constant.
@@ -162,6 +223,72 @@ struct DropoutMask {
   Dropout dropout;
   uint32_t time, sample;
   A* out;  // [B,units]
+};
+
+// Rows under K masks: out[k,b,:] = in[b,:] * factor(time, first_sample + k, first_row + b).
+template <typename S>
+struct MaskRows {
+  int64_t samples, rows, units;
+  Dropout dropout;
+  uint32_t time, first_sample, first_row;
+  const S* in;  // [B,units]
+  S* out;       // [K,B,units]; may be the memory of `in` if K = 1
+};
+
+// Its transpose: out[b,:] = sum_k in[k,b,:] * factor(time, sample k, row first_row + b).
+template <typename S>
+struct MaskSum {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, units;
+  Dropout dropout;
+  uint32_t time, first_row;
+  const A* in;  // [K,B,units]
+  A* out;       // [B,units]
+};
+
+// One mask per sample, the same for all rows: the units it drops, or those it keeps if these are
+// fewer.
+struct UnitLists {
+  const int32_t* units;   // [K,H] ascending; the first counts[k] of row k count
+  const int32_t* counts;  // [K]
+  bool dropped;           // the listed units are those dropped
+  double scale;           // 1 / (1 - p)
+};
+
+// The decoder under K shared masks: logits[k] = scale * (W h - W_dropped h_dropped) + bias, so only
+// listed columns are multiplied for each sample.
+template <typename S>
+struct SharedDecode {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, hidden, vocab;
+  UnitLists lists;
+  const S* h;       // [B,H]
+  const S* packed;  // W^T [H,V] by pack()
+  const A* bias;    // [V] or null
+  S* scratch;       // [K+1,B,H]
+  A* logits;        // [K,B,V] out
+};
+
+// Its transpose: dh = sum_k mask_k * (u_k W).
+template <typename S>
+struct SharedDecodeBack {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, hidden, vocab;
+  UnitLists lists;
+  const S* u;         // [K,B,V]
+  const S* weight_t;  // [H,V]
+  S* u_sum;           // [B,V] scratch
+  A* dh;              // [B,H] out
+};
+
+// Opens the gate: active_out[k,b] = active[b] and delta[b] > threshold.
+template <typename A>
+struct Gate {
+  int64_t samples, rows;
+  const A* delta;         // [B]
+  const A* threshold;     // [1]
+  const uint8_t* active;  // [B] or null: all
+  uint8_t* open;          // [K,B] out
 };
 
 // c = a * b (+ bias | + c), b prepacked. Null functions: the engine multiplies through ATen.
@@ -203,9 +330,18 @@ struct Kernels {
   void (*cell_forward)(const Launch&, const CellForward<S>&);
   void (*softmax_signal)(const Launch&, const SoftmaxSignal<S>&);
   void (*softmax_signal_backward)(const Launch&, const SoftmaxSignalBackward<S>&);
+  void (*gold_arrives)(const Launch&, const GoldArrives<S>&);
+  void (*mixture_signal)(const Launch&, const MixtureSignal<S>&);
   void (*recode)(const Launch&, const Recode<S>&);
   void (*cell_backward)(const Launch&, const CellBackward<S>&);
   void (*dropout_mask)(const Launch&, const DropoutMask<A>&);
+  void (*mask_rows)(const Launch&, const MaskRows<S>&);
+  void (*mask_sum)(const Launch&, const MaskSum<S>&);
+  void (*gate)(const Launch&, const Gate<A>&);
+  void (*trial_step)(const Launch&, const TrialStep<S>&);
+  void (*trial_verdict)(const Launch&, const TrialVerdict<A>&);
+  void (*shared_decode)(const Launch&, const SharedDecode<S>&);  // null: the engine masks rows
+  void (*shared_decode_back)(const Launch&, const SharedDecodeBack<S>&);
   int64_t (*stream_scratch)(int64_t rows, int64_t hidden);  // null: no streaming decoder
   void (*stream_decode)(const Launch&, const StreamDecode<S>&);
   int64_t (*packed_size)(int64_t inner, int64_t cols);

@@ -16,7 +16,17 @@ namespace fused_recoder {
 // The error signal of one row of logits. `u = d(delta)/d(logits)` is always `scale * direction`:
 // the scalar is applied after the GEMM with the decoder, because for the gold signals the
 // direction alone is also the cross-entropy gradient of training.
-enum class SignalKind : int32_t { kNone = 0, kSurprisal = 1, kNll = 2, kEntropy = 3 };
+// A mixture is the mean of K predictions (MC Dropout, ensembles, variational RNNs); its signal is
+// the entropy of that mean.
+enum class SignalKind : int32_t {
+  kNone = 0,
+  kSurprisal = 1,
+  kNll = 2,
+  kEntropy = 3,
+  kMixture = 4,
+  kClassifier = 5,
+  kSoftmax = 6  // inside kernels: direction o, delta = log-sum-exp; the target is not known yet
+};
 
 FR_HOST_DEVICE bool reads_target(SignalKind kind) {
   return kind == SignalKind::kSurprisal || kind == SignalKind::kNll;
@@ -78,7 +88,14 @@ struct Dropout {
   double scale;        // 1 / (1 - p)
 };
 
-enum DropoutStream : uint32_t { kOutputStream = 0, kLayerStream = 1 /* + layer */ };
+enum DropoutStream : uint32_t {
+  kOutputStream = 0,
+  kLayerStream = 1,  // + layer
+  kSampleStream = 2048,
+  kInputStream = 2049,
+  kSkipStream = 2050,
+  kRecurrentStream = 3072  // + layer
+};
 
 FR_HOST_DEVICE Dropout make_dropout(const int64_t* seed, uint32_t stream, double p) {
   return Dropout{p > 0 ? seed : nullptr, stream, static_cast<uint32_t>(p * 4294967296.0),

@@ -84,13 +84,18 @@ void recode(const Launch& launch, const Recode<T>& p) {
         const Vec<T> mask = dropout_factor<T>(p.dropout, p.time, b, j);
         const Vec<T> tanh_c = tanh<T>(cell);
         // Selected, not multiplied by zero: logits of inactive rows may be anything.
-        const Vec<T> dh = active ? load(p.dh + row + j, n) * scale * mask : Vec<T>{};
-        const Vec<T> dc = dh * o * (T(1) - tanh_c * tanh_c);
+        const Vec<T> dh =
+            active && p.dh != nullptr ? load(p.dh + row + j, n) * scale * mask : Vec<T>{};
+        const Vec<T> dc = p.dc == nullptr ? dh * o * (T(1) - tanh_c * tanh_c)
+                          : active        ? load(p.dc + row + j, n)
+                                          : Vec<T>{};
         const Vec<T> new_h = recodes_h ? hidden - alpha_h * dh : hidden;
         const Vec<T> new_c = recodes_c ? cell - alpha_c * dc : cell;
         if (recodes_h) store(p.h_recoded + row + j, new_h, n);
         if (recodes_c) store(p.c_recoded + row + j, new_c, n);
-        if (h_up != nullptr) store(h_up + j, live ? new_h * mask : Vec<T>{}, n);
+        if (h_up != nullptr)
+          store(h_up + j, live ? new_h * dropout_factor<T>(p.up_dropout, p.time, b, j) : Vec<T>{},
+                n);
         if (h_after != nullptr)
           store(h_after + j, (recodes_h ? new_h : o * tanh<T>(new_c)) * mask, n);
         if (grad_h != nullptr) store(grad_h + j, dh, n);
@@ -111,6 +116,51 @@ void recode(const Launch& launch, const Recode<T>& p) {
       if (p.norm_c != nullptr) p.norm_c[b] = sqrt(sum<T>(squares_c));
     }
   });
+}
+
+template <typename T>
+void trial_step(const Launch& launch, const TrialStep<T>& p) {
+  const int64_t H = p.hidden;
+  parallel(launch, p.rows, grain_of(8 * H), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b * H;
+      const T scale = p.row_scale != nullptr ? p.row_scale[b] : T(1);
+      const T alpha = p.alpha[b];
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        const Vec<T> mask = dropout_factor<T>(p.dropout, p.time, b, j);
+        const Vec<T> dh = load(p.dh + row + j, n) * scale * mask;
+        Vec<T> trial;
+        if (p.recodes_h) {
+          trial = load(p.h + row + j, n) - alpha * dh;
+        } else {
+          const Vec<T> o = load(p.gates + 4 * row + 3 * H + j, n);
+          const Vec<T> cell = load(p.c + row + j, n);
+          const Vec<T> tanh_c = tanh<T>(cell);
+          trial = o * tanh<T>(cell - alpha * (dh * o * (T(1) - tanh_c * tanh_c)));
+        }
+        store(p.trial + row + j, trial * mask, n);
+      });
+    }
+  });
+}
+
+template <typename T>
+void trial_verdict(const Launch&, const TrialVerdict<T>& p) {
+  for (int64_t b = 0; b < p.rows; ++b) {
+    if (p.settled[b]) continue;
+    if (p.trial_delta[b] < p.delta[b])
+      p.settled[b] = 1;
+    else
+      for (int64_t k = 0; k < p.samples; ++k) p.alpha[k * p.rows + b] *= p.shrink;
+  }
+}
+
+template <typename T>
+void gate(const Launch&, const Gate<T>& p) {
+  for (int64_t b = 0; b < p.rows; ++b) {
+    const bool open = (p.active == nullptr || p.active[b]) && p.delta[b] > *p.threshold;
+    for (int64_t k = 0; k < p.samples; ++k) p.open[k * p.rows + b] = open;
+  }
 }
 
 template <typename T>

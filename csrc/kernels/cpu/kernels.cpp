@@ -4,6 +4,8 @@
 // hand may not support, and the linker might pick them for everyone.
 #include "cell.h"
 #include "gemm.h"
+#include "mixture.h"
+#include "shared_mask.h"
 #include "softmax_signal.h"
 #include "stream_decode.h"
 
@@ -14,7 +16,10 @@ namespace {
 template <typename T>
 constexpr Kernels<T> kTable = {
     cell_forward<T>,   softmax_signal<T>, softmax_signal_backward<T>,
-    recode<T>,         cell_backward<T>,  dropout_mask<T>,
+    gold_arrives<T>,   mixture_signal<T>, recode<T>,
+    cell_backward<T>,  dropout_mask<T>,   mask_rows<T>,
+    mask_sum<T>,       gate<T>,           trial_step<T>,
+    trial_verdict<T>,  shared_decode<T>,  shared_decode_back<T>,
     stream_scratch<T>, stream_decode<T>,  packed_size<T>,
     pack<T>,           gemm<T>,           outer_scratch<T>,
     outer_gemm<T>,

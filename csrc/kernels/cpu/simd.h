@@ -21,8 +21,8 @@ template <>
 struct Simd<float> {
   typedef float Vec __attribute__((vector_size(FR_VECTOR_BYTES)));
   typedef int32_t Int __attribute__((vector_size(FR_VECTOR_BYTES)));
-  static constexpr int kMantissa = 23, kBias = 127, kTerms = 8;
-  static constexpr float kMin = -87.33f, kMax = 88.37f;
+  static constexpr int kMantissa = 23, kBias = 127, kTerms = 8, kLogTerms = 5;
+  static constexpr float kMin = -87.33f, kMax = 88.37f, kSmallest = 1.17549435e-38f;
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 };
@@ -31,8 +31,8 @@ template <>
 struct Simd<double> {
   typedef double Vec __attribute__((vector_size(FR_VECTOR_BYTES)));
   typedef int64_t Int __attribute__((vector_size(FR_VECTOR_BYTES)));
-  static constexpr int kMantissa = 52, kBias = 1023, kTerms = 14;
-  static constexpr double kMin = -708.39, kMax = 709.43;
+  static constexpr int kMantissa = 52, kBias = 1023, kTerms = 14, kLogTerms = 11;
+  static constexpr double kMin = -708.39, kMax = 709.43, kSmallest = 2.2250738585072014e-308;
   static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
   static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
 };
@@ -139,6 +139,25 @@ FR_INLINE Vec<T> expm1(Vec<T> x) {
   return e.minus_one * e.power + (e.power - T(1));
 }
 
+// log of a positive, normal x = 2^n * m with m in [sqrt(1/2), sqrt(2)):
+// log m = 2 artanh(s) = 2 (s + s^3/3 + ...) with s = (m - 1) / (m + 1), |s| < 0.172.
+template <typename T>
+FR_INLINE Vec<T> log(Vec<T> x) {
+  using C = Simd<T>;
+  using Int = typename C::Int;
+  const Int bits = (Int)x;
+  // Halves of the mantissa's range above sqrt(2) belong to the next power of two.
+  const Int half = (Int)(splat<T>(T(0.70710678118654752440)));
+  const Int n = (bits - half) >> C::kMantissa;
+  const Vec<T> m = (Vec<T>)(bits - (n << C::kMantissa));
+  const Vec<T> s = (m - T(1)) / (m + T(1));
+  const Vec<T> square = s * s;
+  Vec<T> series = splat<T>(T(1.0 / (2 * C::kLogTerms + 1)));
+  for (int k = C::kLogTerms - 1; k >= 0; --k) series = series * square + T(1.0 / (2 * k + 1));
+  const Vec<T> power = __builtin_convertvector(n, Vec<T>);
+  return power * C::kLn2High + (T(2) * s * series + power * C::kLn2Low);
+}
+
 template <typename T>
 FR_INLINE Vec<T> sigmoid(Vec<T> x) {
   return T(1) / (T(1) + exp<T>(-x));
@@ -180,13 +199,14 @@ FR_INLINE int64_t grain_of(int64_t row_elements) {
 
 // The dropout factors of units j .. j + lanes - 1 of a row; all 1 without dropout.
 template <typename T>
-FR_INLINE Vec<T> dropout_factor(const Dropout& d, uint32_t time, uint32_t row, int64_t j) {
+FR_INLINE Vec<T> dropout_factor(const Dropout& d, uint32_t time, uint32_t row, int64_t j,
+                                uint32_t sample = 0) {
   if (d.seed == nullptr) return splat<T>(T(1));
   constexpr int lanes = kLanes<T>;
   constexpr int quads = lanes >= 4 ? lanes / 4 : 1;
   T factor[quads * 4];
   for (int q = 0; q < quads; ++q)
-    dropout_quad<T>(d, time, 0, row, static_cast<uint32_t>(j / 4 + q), factor + 4 * q);
+    dropout_quad<T>(d, time, sample, row, static_cast<uint32_t>(j / 4 + q), factor + 4 * q);
   return load(factor + (lanes >= 4 ? 0 : j % 4));
 }
 

@@ -72,7 +72,7 @@ FR_INLINE RowSoftmax<T> row_softmax(const T* logits, T* exps, int64_t V) {
 // whole row, and cost next to nothing.
 template <typename T>
 FR_INLINE double row_log_p(const RowSoftmax<T>& row, T logit) {
-  return (double(logit) - double(row.maximum)) - log(row.sum);
+  return (double(logit) - double(row.maximum)) - ::log(row.sum);
 }
 
 template <typename T>
@@ -92,8 +92,8 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
       }
       if (p.kind == SignalKind::kEntropy) {
         const RowSoftmax<T> row = row_softmax<T, true>(logits, nullptr, V);
-        const T log_sum = T(log(row.sum));
-        const T entropy = T(log(row.sum) - row.weighted / row.sum);
+        const T log_sum = T(::log(row.sum));
+        const T entropy = T(::log(row.sum) - row.weighted / row.sum);
         if (direction != nullptr)
           for_each_vector<T>(V, [&](int64_t j, int n) {
             const Vec<T> log_o = shifted(logits, j, n, row.maximum) - log_sum;
@@ -103,15 +103,22 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
         if (p.scale != nullptr) p.scale[b] = T(1);
         continue;
       }
-      const int64_t target = p.targets != nullptr ? p.targets[b] : row_argmax(logits, V);
+      const bool open = p.kind == SignalKind::kSoftmax;
+      const int64_t target = open ? 0 : p.targets != nullptr ? p.targets[b] : row_argmax(logits, V);
       const T target_logit = logits[target];
       const RowSoftmax<T> row = row_softmax<T, false>(logits, direction, V);
-      const double log_p = row_log_p(row, target_logit);
       if (direction != nullptr) {
         const T inverse = T(1 / row.sum);
         for_each_vector<T>(V, [&](int64_t j, int n) {
           store(direction + j, load(direction + j, n) * inverse, n);
         });
+      }
+      if (open) {
+        p.delta[b] = T(double(row.maximum) + ::log(row.sum));
+        continue;
+      }
+      const double log_p = row_log_p(row, target_logit);
+      if (direction != nullptr) {
         direction[target] = T(::expm1(log_p));  // p - 1 without cancellation
       }
       const GoldSignal signal = gold_signal(p.kind, log_p);
@@ -121,6 +128,27 @@ void softmax_signal(const Launch& launch, const SoftmaxSignal<T>& p) {
       if (p.chosen != nullptr) p.chosen[b] = target;
     }
   });
+}
+
+template <typename T>
+void gold_arrives(const Launch&, const GoldArrives<T>& p) {
+  const int64_t H = p.hidden;
+  for (int64_t b = 0; b < p.rows; ++b) {
+    const int64_t target = p.targets[b];
+    if (target < 0) {
+      memset(p.dh + b * H, 0, H * sizeof(T));
+      p.delta[b] = p.scale[b] = T(0);
+      continue;
+    }
+    const double log_p = double(p.logits[b * p.vocab + target]) - double(p.log_sum[b]);
+    const GoldSignal signal = gold_signal(p.kind, log_p);
+    p.delta[b] = T(signal.delta);
+    p.scale[b] = T(signal.scale);
+    const T *w = p.weight + target * H, *expected = p.expected + b * H;
+    for_each_vector<T>(H, [&](int64_t j, int n) {
+      store(p.dh + b * H + j, load(expected + j, n) - load(w + j, n), n);
+    });
+  }
 }
 
 template <typename T>
@@ -152,8 +180,8 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       }
       if (p.kind == SignalKind::kEntropy) {
         const RowSoftmax<T> row = row_softmax<T, true>(logits, nullptr, V);
-        const T log_sum = T(log(row.sum));
-        const T entropy = T(log(row.sum) - row.weighted / row.sum);
+        const T log_sum = T(::log(row.sum));
+        const T entropy = T(::log(row.sum) - row.weighted / row.sum);
         T mean_bar = T(0), dot = T(0);  // <o, bar>, <u, bar>
         for (int64_t start = 0; start < V; start += kSumBlock) {
           const int64_t size = V - start < kSumBlock ? V - start : kSumBlock;

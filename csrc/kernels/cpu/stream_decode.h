@@ -183,8 +183,12 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
       });
     }
     if (entropy) {
-      p.delta[b] = T(log(row.sum) - mean_l);
+      p.delta[b] = T(::log(row.sum) - mean_l);
       p.scale[b] = T(1);
+      continue;
+    }
+    if (p.kind == SignalKind::kSoftmax) {
+      p.delta[b] = T(double(row.maximum) + ::log(row.sum));
       continue;
     }
     const int64_t target = p.targets != nullptr ? p.targets[b] : best;

@@ -1,0 +1,154 @@
+// Signals of one prediction: nll, surprisal, entropy. Two GEMMs with the decoder and one pass over
+// the logits; few rows are streamed through W in one pass instead.
+#include "signal_stage.h"
+
+namespace fused_recoder {
+namespace {
+
+// Up to this many rows W is read in one pass; beyond, two GEMMs at full speed are faster.
+constexpr int64_t kStreamRows = 2;
+
+template <typename S>
+class DecoderStage final : public SignalStage<S> {
+  using A = typename AccumulateIn<S>::type;
+  using typename SignalStage<S>::Gradient;
+
+ public:
+  DecoderStage(const Sequence& sequence, const SharedLoss<S>& shared, bool values)
+      : s(sequence),
+        shared(shared),
+        kernels(kernels_for<S>(s.input.device())),
+        launch(launch_on(s.input.device())) {
+    const at::TensorOptions accum = s.h0.options();
+    const at::Tensor& weight = s.decoders[0].weight;
+    const bool collects = shared.gradients.weight.defined();
+    const bool streams = kernels.stream_decode != nullptr && s.B <= kStreamRows && !collects;
+    if (streams) {
+      stream_scratch = Buffer<A>({kernels.stream_scratch(s.B, s.H)}, accum);
+      if (values) trial_dh = Buffer<A>({s.B, s.H}, accum), trial_scale = Buffer<A>({s.B}, accum);
+    } else {
+      decode = ConstantMatrix<S>(weight, true, values ? 2 * s.T : s.T, s.B);
+      decode_back = ConstantMatrix<S>(weight, false, s.T, s.B);
+      if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
+      logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
+      if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);
+    }
+    dh = Buffer<A>({s.B, s.H}, accum);
+    scale = Buffer<A>({s.B}, accum);
+    if (reads_target(s.options.signal)) {
+      chosen = Buffer<int64_t>({s.B}, accum.dtype(at::kLong));
+      if (!s.options.argmax) targets = Buffer<int64_t>(s.targets);
+    }
+  }
+
+  Gradient gradient(int64_t t, const S* top, A* delta) override {
+    // The same direction is the gradient of the loss and, times `scale`, that of the signal.
+    A* dh_top = shared.loss_grads ? shared.loss_grads(t) : dh();
+    if (stream_scratch) {
+      stream(top, targets(t), {dh_top, delta, scale(), shared.log_p(t), chosen()});
+      return {dh_top, scale()};
+    }
+    A* rows = logits(t % steps_per_flush);  // [B,V] logits, then the direction of u
+    decode.multiply(s.B, top, rows, bias());
+    SoftmaxSignal<S> p = softmax(rows, targets(t), delta);
+    p.direction = rows;
+    p.scale = scale();
+    p.log_p = shared.log_p(t);
+    p.chosen = chosen();
+    kernels.softmax_signal(launch, p);
+    decode_back.multiply(s.B, rows, dh_top);
+    flush(t + 1);
+    return {dh_top, scale()};
+  }
+
+  // Of the target that the gradient was taken for.
+  void value(int64_t, const S* top, A* delta) override {
+    if (stream_scratch) {
+      stream(top, chosen(), {trial_dh(), delta, trial_scale(), nullptr, nullptr});
+      return;
+    }
+    decode.multiply(s.B, top, trial_logits(), bias());
+    kernels.softmax_signal(launch, softmax(trial_logits(), chosen(), delta));
+  }
+
+ private:
+  const A* bias() const {
+    const at::Tensor& b = s.decoders[0].bias;
+    return b.defined() ? b.const_data_ptr<A>() : nullptr;
+  }
+
+  SoftmaxSignal<S> softmax(A* rows, const int64_t* tokens, A* delta) const {
+    SoftmaxSignal<S> p{};
+    p.rows = s.B;
+    p.vocab = s.V;
+    p.kind = s.options.signal;
+    p.logits = rows;
+    p.targets = tokens;
+    p.delta = delta;
+    return p;
+  }
+
+  struct Streamed {
+    A *dh, *delta, *scale, *log_p;
+    int64_t* chosen;
+  };
+
+  void stream(const S* top, const int64_t* tokens, const Streamed& out) const {
+    StreamDecode<S> p{};
+    p.rows = s.B;
+    p.hidden = s.H;
+    p.vocab = s.V;
+    p.kind = s.options.signal;
+    p.h = top;
+    p.weight = s.decoders[0].weight.template const_data_ptr<S>();
+    p.bias = bias();
+    p.targets = tokens;
+    p.scratch = stream_scratch();
+    p.dh = out.dh;
+    p.delta = out.delta;
+    p.scale = out.scale;
+    p.log_p = out.log_p;
+    p.chosen = out.chosen;
+    kernels.stream_decode(launch, p);
+  }
+
+  // Once enough steps are collected, their rows of logits become one large GEMM.
+  void flush(int64_t end) const {
+    if (!shared.gradients.weight.defined()) return;
+    const int64_t steps = (end - 1) % steps_per_flush + 1;
+    if (steps < steps_per_flush && end < s.T) return;
+    add_decoder_gradients<S>(
+        shared.gradients, logits.tensor().narrow(0, 0, steps).view({steps * s.B, s.V}),
+        shared.output.tensor().narrow(0, end - steps, steps).view({steps * s.B, s.H}));
+  }
+
+  const Sequence& s;
+  const SharedLoss<S> shared;
+  const Kernels<S>& kernels;
+  const Launch launch;
+  ConstantMatrix<S> decode, decode_back;  // [H -> V], [V -> H]
+  int64_t steps_per_flush = 1;            // steps of logits held for one update of the gradient
+  Buffer<A> logits;                       // [steps,B,V]
+  Buffer<A> trial_logits;                 // [B,V]
+  Buffer<A> stream_scratch;               // present: decode in one pass over W
+  Buffer<A> trial_dh, trial_scale;        // [B,H], [B] of value(), not looked at
+  Buffer<A> dh;                           // [B,H]
+  Buffer<A> scale;                        // [B]
+  Buffer<int64_t> targets;                // [T,B] given
+  Buffer<int64_t> chosen;                 // [B] in use
+};
+
+}  // namespace
+
+template <typename S>
+std::unique_ptr<SignalStage<S>> make_decoder_stage(const Sequence& s, const SharedLoss<S>& shared,
+                                                   bool values) {
+  return std::make_unique<DecoderStage<S>>(s, shared, values);
+}
+
+template std::unique_ptr<SignalStage<float>> make_decoder_stage(const Sequence&,
+                                                                const SharedLoss<float>&, bool);
+template std::unique_ptr<SignalStage<double>> make_decoder_stage(const Sequence&,
+                                                                 const SharedLoss<double>&, bool);
+
+}  // namespace fused_recoder

@@ -1,0 +1,119 @@
+"""A picture of a run, or of several side by side, from their metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
+
+
+def read_metrics(folder: Path) -> dict[str, list[dict]]:
+    """The rows of `metrics.jsonl` by kind."""
+    rows: dict[str, list[dict]] = {"train": [], "epoch": [], "test": []}
+    for line in (Path(folder) / "metrics.jsonl").read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut off by a full disk
+        rows[row["kind"]].append(row)
+    return rows
+
+
+def draw_curves(
+    *folders: Path, out: Path | None = None, names: tuple[str, ...] | None = None
+) -> Path | None:
+    """Writes `curves.png` into the first folder (or `out`); None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    runs = [read_metrics(folder) for folder in folders]
+    names = names or tuple(Path(folder).name for folder in folders)
+    recoding = [i for i, run in enumerate(runs) if any("delta" in row for row in run["train"])]
+    panels = 4 if recoding else 2
+    style = {
+        "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+        "axes.grid": True, "grid.color": "#e5e5e5", "legend.frameon": False,
+    }  # fmt: skip
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(
+            panels // 2, 2, figsize=(9, 3.2 * panels // 2), squeeze=False, layout="constrained"
+        )
+        _perplexities(axes[0][0], runs, names)
+        _learning_rates(axes[0][1], runs, names)
+        if recoding:
+            _signal(axes[1][0], [(runs[i], names[i], COLOURS[i]) for i in recoding])
+            _by_state(axes[1][1], runs[recoding[0]])
+        for row in axes:
+            for axis in row:
+                axis.set_xlabel("epoch")
+        path = Path(out) if out is not None else Path(folders[0]) / "curves.png"
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+    return path
+
+
+def _perplexities(axis, runs, names) -> None:
+    for run, name, colour in zip(runs, names, COLOURS, strict=False):
+        train, epochs = run["train"], run["epoch"]
+        prefix = f"{name}, " if len(runs) > 1 else ""
+        x, y = [r["epoch"] for r in train], [r["perplexity"] for r in train]
+        axis.plot(x, y, color=colour, alpha=0.35, linewidth=1, label=prefix + "training")
+        x, y = [r["epoch"] for r in epochs], [r["valid_perplexity"] for r in epochs]
+        axis.plot(x, y, "o-", color=colour, markersize=3.5, label=prefix + "validation")
+    axis.set_yscale("log")
+    axis.set_title("perplexity", loc="left")
+    axis.legend()
+    _plain_ticks(axis)
+
+
+def _plain_ticks(axis) -> None:
+    """100, 200, 500 rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _learning_rates(axis, runs, names) -> None:
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        x, y = [r["epoch"] for r in run["train"]], [r["lr"] for r in run["train"]]
+        # Runs of one recipe share their rates: dashes let both be seen.
+        axis.plot(x, y, color=COLOURS[i], linestyle=("-", "--", ":")[i % 3], label=name)
+    axis.set_ylim(bottom=0)
+    axis.set_title("learning rate", loc="left")
+    if len(runs) > 1:
+        axis.legend()
+
+
+def _signal(axis, runs) -> None:
+    for run, name, colour in runs:
+        rows = [r for r in run["train"] if "delta" in r]
+        x = [r["epoch"] for r in rows]
+        prefix = f"{name}, " if len(runs) > 1 else ""
+        axis.plot(x, [r["delta"] for r in rows], color=colour, alpha=0.4, label=prefix + "before")
+        after = [r["delta_after"] for r in rows]
+        axis.plot(x, after, color=colour, label=prefix + "after recoding")
+    axis.set_title("signal δ, mean over tokens", loc="left")
+    axis.legend()
+
+
+def _by_state(axis, run) -> None:
+    """Step sizes where they change, else the norms of the recoding gradients."""
+    rows = [r for r in run["train"] if "delta" in r]
+    sizes = [name for name in rows[0] if name.startswith("step_size/")]
+    change = any(len({r[name] for r in rows}) > 1 for name in sizes)
+    kind = "step_size" if change else "recoding_gradient_norm"
+    shown = [name for name in rows[0] if name.startswith(kind + "/")]
+    for name, colour in zip(shown, COLOURS, strict=False):
+        state = name.split("/")[1]
+        label = f"{'hidden' if state[0] == 'h' else 'cell'} state, layer {state[1:]}"
+        axis.plot([r["epoch"] for r in rows], [r[name] for r in rows], color=colour, label=label)
+    title = "step size" if change else "norm of the recoding gradient"
+    axis.set_title(f"{title}, mean over tokens", loc="left")
+    axis.legend()

@@ -1,0 +1,76 @@
+"""One process, or several that `torchrun` started and that train one model together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which process this is, of how many, and how they talk."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, *values: float) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: tuple[float, ...], operation) -> list[float]:
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation)
+        return tensor.tolist()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, on the CPU; all of one shape."""
+        if self.world == 1:
+            return [tensor.detach().cpu()]
+        tensor = tensor.detach().to(self.device).contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(parts, tensor)
+        return [part.cpu() for part in parts]
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    @contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """The first process alone, then the others: who comes later finds the work done."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """The processes `torchrun` started, connected: by NCCL on GPUs, else by gloo."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world == 1:
+        yield Processes(device=device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield Processes(dist.get_rank(), world, device)
+    # Not after an error: that would wait for processes that wait for this one.
+    dist.destroy_process_group()
