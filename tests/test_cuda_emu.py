@@ -56,9 +56,12 @@ PATTERNS = [
 
 CHECKS = [
     *(f"{kernel}_{dtype}" for kernel in ("cell_forward", "recode", "cell_backward",
-      "softmax_signal") for dtype in ("float", "double", "half", "bfloat16")),
-    *(f"{kernel}_{dtype}" for kernel in ("softmax_signal_backward", "dropout_mask")
-      for dtype in ("float", "double")),
+      "softmax_signal", "mixture_signal", "gold_arrives", "mask_rows", "gather_units",
+      "trial_step") for dtype in ("float", "double", "half", "bfloat16")),
+    *(f"{kernel}_{dtype}" for kernel in ("softmax_signal_backward", "dropout_mask", "mask_sum",
+      "scatter_units", "trial_verdict", "gate") for dtype in ("float", "double")),
+    "list_units",
+    "list_units_too_short",
     "softmax_large_vocabularies",
     "softmax_without_scratch",
     "softmax_targets_out_of_range",

@@ -104,10 +104,13 @@ template <typename S>
 struct MixtureSignal {
   using A = typename AccumulateIn<S>::type;
   int64_t samples, rows, vocab;
-  A* logits;     // [K,B,V] in; overwritten
-  S* direction;  // [K,B,V] out or null (value only): u_k; may be the memory of `logits`
-  A* log_mean;   // [B,V] out: log m, 0 where m underflows
-  A* delta;      // [B] out
+  A* logits;              // [K,B,V] in; overwritten
+  S* direction;           // [K,B,V] out or null (value only): u_k; may be the memory of `logits`
+  A* log_mean;            // [B,V] out: log m, 0 where m underflows
+  A* delta;               // [B] out
+  const A* common;        // [B,V] or null: what the logits of all samples share, not yet in them
+  int64_t common_stride;  // from row to row of `common`; 0: one row [V] for all
+  S* direction_sum;       // [B,V] out or null: sum of u_k
 };
 
 // The backward pass of SoftmaxSignal, for second derivatives: given the cotangents of delta and u,
@@ -281,6 +284,39 @@ struct SharedDecodeBack {
   A* dh;              // [B,H] out
 };
 
+// The same through plain matrix products, for devices whose libraries multiply best: the listed
+// units of every mask, padded to lists of one length, gathered side by side.
+struct ListUnits {
+  int64_t steps, samples, units, length;
+  Dropout dropout;
+  uint32_t first_time;
+  bool dropped;     // list the units dropped, not those kept
+  int32_t* listed;  // [T,K,length] out: ascending, then -1
+  int32_t* place;   // [T,K,H] out: where in its list a unit is; -1: it is not
+};
+
+template <typename S>
+struct GatherUnits {
+  int64_t samples, rows, hidden, vocab, length;
+  const int32_t* listed;  // [K,length]
+  const S* h;             // [B,H]
+  double factor;
+  S* listed_h;        // [K,B,length] out: factor * h; 0 where nothing is listed
+  const S* weight_t;  // [H,V]
+  S* columns;         // [K,length,V] out or null: columns of W, likewise
+};
+
+// dh = base_factor * dh + factor * what came back through the listed units.
+template <typename S>
+struct ScatterUnits {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, hidden, length;
+  const int32_t* place;        // [K,H]
+  const A* back;               // [K,B,length]
+  double factor, base_factor;  // base_factor 0: dh is not read
+  A* dh;                       // [B,H] in, out
+};
+
 // Opens the gate: active_out[k,b] = active[b] and delta[b] > threshold.
 template <typename A>
 struct Gate {
@@ -340,8 +376,11 @@ struct Kernels {
   void (*gate)(const Launch&, const Gate<A>&);
   void (*trial_step)(const Launch&, const TrialStep<S>&);
   void (*trial_verdict)(const Launch&, const TrialVerdict<A>&);
-  void (*shared_decode)(const Launch&, const SharedDecode<S>&);  // null: the engine masks rows
+  void (*shared_decode)(const Launch&, const SharedDecode<S>&);  // null: see list_units
   void (*shared_decode_back)(const Launch&, const SharedDecodeBack<S>&);
+  void (*list_units)(const Launch&, const ListUnits&);  // these three: instead of shared_decode
+  void (*gather_units)(const Launch&, const GatherUnits<S>&);
+  void (*scatter_units)(const Launch&, const ScatterUnits<S>&);
   int64_t (*stream_scratch)(int64_t rows, int64_t hidden);  // null: no streaming decoder
   void (*stream_decode)(const Launch&, const StreamDecode<S>&);
   int64_t (*packed_size)(int64_t inner, int64_t cols);

@@ -1,59 +1,11 @@
 // The LSTM cell: CUDA kernels against CPU kernels.
 #include "cell.cuh"
-#include "checks.h"
+#include "unit_shapes.h"
 
 namespace checks {
 namespace {
 
 using namespace fused_recoder;
-using cuda::UnitPlan;
-
-// Launches that a test can ask for beside the one that the kernel table plans by itself.
-constexpr UnitPlan kPlanned{0, 0};
-
-struct Shape {
-  int64_t rows, hidden;
-  int offset;  // elements by which every pointer is misaligned
-  UnitPlan plan;
-};
-
-const Shape kShapes[] = {
-    {1, 1, 0, kPlanned},    // one of everything
-    {3, 7, 0, kPlanned},    // not divisible
-    {2, 8, 0, kPlanned},    // quads
-    {2, 10, 0, kPlanned},   // pairs
-    {2, 8, 1, kPlanned},    // quads, misaligned
-    {2, 8, 2, kPlanned},    // quads, aligned as pairs
-    {1, 300, 0, kPlanned},  // several warps, several blocks
-    {2, 37, 0, {33, 1}},    // a warp of one lane
-    {2, 131, 3, {5, 1}},    // less than a warp, several rounds
-    {3, 12, 0, {20, 1}},    // more threads than quads
-};
-// Blocks that share a row cannot sum over it.
-const Shape kSharedRows[] = {
-    {2, 50, 0, {7, 2}},
-    {1, 12, 0, {32, 5}},  // blocks without work
-};
-
-std::string describe(const char* what, size_t bytes, const Shape& shape) {
-  return std::string(what) + " <" + std::to_string(bytes) + "> rows " + std::to_string(shape.rows) +
-         " hidden " + std::to_string(shape.hidden) + " offset " + std::to_string(shape.offset) +
-         " threads " + std::to_string(shape.plan.threads) + " blocks per row " +
-         std::to_string(shape.plan.blocks_per_row) + " variant ";
-}
-
-// Every second row off; the first is on unless there is only one.
-Both<uint8_t> some_rows(int64_t rows, int which) {
-  Both<uint8_t> both = unwritten<uint8_t>(rows);
-  for (int64_t b = 0; b < rows; ++b) both.set(b, b % 2 == which % 2);
-  return both;
-}
-
-const int64_t kSeed = 1234567890123;
-const Dropout kDropout = make_dropout(&kSeed, 2, 0.4);
-const Dropout kNoDropout = make_dropout(nullptr, 0, 0);
-constexpr uint32_t kTime = 3;
-const Launch kStream{nullptr, nullptr};
 
 // variant bits: 1 live mask, 2 h_up, 4 dropout
 template <typename S>
@@ -106,7 +58,7 @@ void check_forward(const Shape& shape, int variant) {
 }
 
 // variant bits: 1 live mask, 2 active mask, 4 recodes h, 8 recodes c, 16 dropout, 32 all optional
-// results and one step size per row
+// results and one step size per row, 64 the gradient in c is given, 128 there is none in h
 template <typename S>
 void check_recode(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
@@ -118,11 +70,15 @@ void check_recode(const Shape& shape, int variant) {
   const auto c_prev = random_values<A>(B * H, 2, offset);
   const auto c = random_values<A>(B * H, 2, offset);
   const auto h = random_values<S>(B * H, 1, offset);
-  auto dh = random_values<A>(B * H, 1, offset);
+  auto dh = variant & 128 ? absent<A>() : random_values<A>(B * H, 1, offset);
+  auto dc = variant & 64 ? random_values<A>(B * H, 1, offset) : absent<A>();
   const auto row_scale = all ? random_values<A>(B, 2) : absent<A>();
   const auto live = variant & 1 ? some_rows(B, 0) : absent<uint8_t>();
   const auto active = variant & 2 ? some_rows(B, 1) : absent<uint8_t>();
-  if (variant & 2) dh.set(0, INFINITY);  // rows that do not count may hold anything
+  if (variant & 2) {  // rows that do not count may hold anything
+    if (!(variant & 128)) dh.set(0, INFINITY);
+    if (variant & 64) dc.set(0, NAN);
+  }
   const auto alpha_h = recodes_h ? random_values<A>(B, 1) : absent<A>();
   const auto alpha_c = recodes_c ? random_values<A>(B, 1) : absent<A>();
   const auto h_recoded = unwritten<S>(B * H, offset);
@@ -137,6 +93,7 @@ void check_recode(const Shape& shape, int variant) {
   const auto norm_h = sums ? unwritten<A>(B) : absent<A>();
   const auto norm_c = sums ? unwritten<A>(B) : absent<A>();
   const Dropout dropout = variant & 16 ? kDropout : kNoDropout;
+  const Dropout up_dropout = variant & 16 ? kOtherDropout : kNoDropout;
   const int64_t stride = all ? 1 : 0;
   const Recode<S> p{B,
                     H,
@@ -145,6 +102,7 @@ void check_recode(const Shape& shape, int variant) {
                     c.cuda.data(),
                     h.cuda.data(),
                     dh.cuda.data(),
+                    dc.cuda.data(),
                     row_scale.cuda.data(),
                     dropout,
                     kTime,
@@ -155,6 +113,7 @@ void check_recode(const Shape& shape, int variant) {
                     h_recoded.cuda.data(),
                     c_recoded.cuda.data(),
                     h_up.cuda.data(),
+                    up_dropout,
                     h_after.cuda.data(),
                     dgates.cuda.data(),
                     grad_h.cuda.data(),
@@ -168,6 +127,7 @@ void check_recode(const Shape& shape, int variant) {
                     c.cpu.data(),
                     h.cpu.data(),
                     dh.cpu.data(),
+                    dc.cpu.data(),
                     row_scale.cpu.data(),
                     dropout,
                     kTime,
@@ -178,6 +138,7 @@ void check_recode(const Shape& shape, int variant) {
                     h_recoded.cpu.data(),
                     c_recoded.cpu.data(),
                     h_up.cpu.data(),
+                    up_dropout,
                     h_after.cpu.data(),
                     dgates.cpu.data(),
                     grad_h.cpu.data(),
@@ -273,17 +234,6 @@ void check_backward(const Shape& shape, int variant) {
   expect_close("step_bar_c", step_bar_c, 1, H);
 }
 
-// All shapes, each with a few of the variants, so that every variant comes with some shape.
-template <typename Body>
-void for_shapes(int variants, int per_shape, const Body& body) {
-  int next = 0;
-  const auto visit = [&](const Shape& shape) {
-    for (int i = 0; i < (kThoroughly ? per_shape : 1); ++i, next += 7) body(shape, next % variants);
-  };
-  for (const Shape& shape : kShapes) visit(shape);
-  for (const Shape& shape : kSharedRows) visit(shape);
-}
-
 template <typename S>
 void forward() {
   for_shapes(8, 3, check_forward<S>);
@@ -291,7 +241,7 @@ void forward() {
 
 template <typename S>
 void recode() {
-  for_shapes(64, 6, check_recode<S>);
+  for_shapes(256, 24, check_recode<S>);
 }
 
 template <typename S>

@@ -166,15 +166,6 @@ void expect_close(const char* name, const Both<T>& both, double units, double te
   expect_within(name, both, units, [&](double) { return largest; });
 }
 
-// Each element relative to itself. (The CPU's exponential ends where floats lose precision.)
-template <typename T>
-void expect_each_close(const char* name, const Both<T>& both, double units) {
-  constexpr double kSmallest = std::numeric_limits<float>::min();
-  expect_within(name, both, units, [](double cpu) {
-    return std::max(std::fabs(cpu), kSmallest / std::numeric_limits<float>::epsilon());
-  });
-}
-
 template <typename T>
 void expect_equal(const char* name, const Both<T>& both) {
   for (size_t i = 0; i < both.cpu.size(); ++i)

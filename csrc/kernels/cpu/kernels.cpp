@@ -20,6 +20,7 @@ constexpr Kernels<T> kTable = {
     cell_backward<T>,  dropout_mask<T>,   mask_rows<T>,
     mask_sum<T>,       gate<T>,           trial_step<T>,
     trial_verdict<T>,  shared_decode<T>,  shared_decode_back<T>,
+    nullptr,           nullptr,           nullptr,
     stream_scratch<T>, stream_decode<T>,  packed_size<T>,
     pack<T>,           gemm<T>,           outer_scratch<T>,
     outer_gemm<T>,

@@ -17,6 +17,12 @@ void mixture_signal(const Launch& launch, const MixtureSignal<T>& p) {
       T* log_mean = p.log_mean + b * V;  // [V] first the mean
       for (int64_t k = 0; k < K; ++k) {
         T* row = rows + k * stride;
+        if (p.common != nullptr) {
+          const T* common = p.common + b * p.common_stride;
+          for_each_vector<T>(V, [&](int64_t j, int n) {
+            store(row + j, load(row + j, n) + load(common + j, n), n);
+          });
+        }
         const RowSoftmax<T> softmax = row_softmax<T, false>(row, row, V);
         const T inverse = T(1 / softmax.sum), share = T(1.0 / K);
         for_each_vector<T>(V, [&](int64_t j, int n) {
@@ -44,10 +50,13 @@ void mixture_signal(const Launch& launch, const MixtureSignal<T>& p) {
       for (int64_t k = 0; k < K; ++k) {
         const T* o = rows + k * stride;
         T* u = p.direction + (k * p.rows + b) * V;
+        T* sum = p.direction_sum != nullptr ? p.direction_sum + b * V : nullptr;
         const T mean = row_dot(o, log_mean, V);
         const T share = T(-1.0 / K);
         for_each_vector<T>(V, [&](int64_t j, int n) {
-          store(u + j, share * load(o + j, n) * (load(log_mean + j, n) - mean), n);
+          const Vec<T> u_k = share * load(o + j, n) * (load(log_mean + j, n) - mean);
+          store(u + j, u_k, n);
+          if (sum != nullptr) store(sum + j, k == 0 ? u_k : load(sum + j, n) + u_k, n);
         });
       }
     }

@@ -118,19 +118,21 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(co
   for (int j = first_quad(); j < H; j += quad_stride()) {
     const int count = H - j;
     GateQuad<A> gate;
-    A cell[kQuad], hidden[kQuad], c_prev[kQuad], dh[kQuad], factor[kQuad];
-    A tanh_c[kQuad], dc[kQuad], new_h[kQuad], new_c[kQuad];
+    A cell[kQuad], hidden[kQuad], c_prev[kQuad], factor[kQuad];
+    A dh[kQuad] = {0, 0, 0, 0}, dc[kQuad] = {0, 0, 0, 0};
+    A tanh_c[kQuad], new_h[kQuad], new_c[kQuad];
     load_gates<kAlign>(gate, p.gates + 4 * start, H, j, count);
     load_quad<kAlign>(cell, p.c + start + j, count);
     load_quad<kAlign>(hidden, p.h + start + j, count);
-    load_quad<kAlign>(dh, p.dh + start + j, count);
+    // Not loaded, not multiplied by zero: logits of inactive rows may be anything.
+    if (active && p.dh != nullptr) load_quad<kAlign>(dh, p.dh + start + j, count);
+    if (active && p.dc != nullptr) load_quad<kAlign>(dc, p.dc + start + j, count);
     dropout_factors(factor, p.dropout, p.time, row, j);
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
       tanh_c[k] = tanh(cell[k]);
-      // Selected, not multiplied by zero: logits of inactive rows may be anything.
-      dh[k] = active ? dh[k] * scale * factor[k] : A(0);
-      dc[k] = dh[k] * gate.o[k] * (A(1) - tanh_c[k] * tanh_c[k]);
+      dh[k] *= scale * factor[k];
+      if (p.dc == nullptr) dc[k] = dh[k] * gate.o[k] * (A(1) - tanh_c[k] * tanh_c[k]);
       new_h[k] = recodes_h ? hidden[k] - alpha_h * dh[k] : hidden[k];
       new_c[k] = recodes_c ? cell[k] - alpha_c * dc[k] : cell[k];
       squares_h += dh[k] * dh[k];
@@ -156,6 +158,7 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(co
       store_quad<kAlign>(p.h_after + start + j, after, count);
     }
     if (p.h_up != nullptr) {
+      dropout_factors(factor, p.up_dropout, p.time, row, j);
 #pragma unroll
       for (int k = 0; k < kQuad; ++k) new_h[k] = live ? new_h[k] * factor[k] : A(0);
       store_quad<kAlign>(p.h_up + start + j, new_h, count);
@@ -240,17 +243,6 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
   }
 }
 
-// Calls body(constant) with the alignment as a compile-time constant.
-template <typename Body>
-void with_alignment(int alignment, const Body& body) {
-  if (alignment == 4)
-    body(Constant<4>());
-  else if (alignment == 2)
-    body(Constant<2>());
-  else
-    body(Constant<1>());
-}
-
 template <typename S>
 void launch_cell_forward(cudaStream_t stream, const CellForward<S>& p, UnitPlan plan) {
   const dim3 grid(p.rows, plan.blocks_per_row);
@@ -264,7 +256,7 @@ void launch_cell_forward(cudaStream_t stream, const CellForward<S>& p, UnitPlan 
 template <typename S>
 void launch_recode(cudaStream_t stream, const Recode<S>& p, UnitPlan plan) {
   const dim3 grid(p.rows, plan.blocks_per_row);
-  with_alignment(common_alignment(p.hidden, p.gates, p.c_prev, p.c, p.h, p.dh, p.h_recoded,
+  with_alignment(common_alignment(p.hidden, p.gates, p.c_prev, p.c, p.h, p.dh, p.dc, p.h_recoded,
                                   p.c_recoded, p.h_up, p.h_after, p.dgates, p.grad_h, p.grad_c),
                  [&](auto align) {
                    constexpr int kAlign = decltype(align)::value;

@@ -4,9 +4,14 @@
 // Rows and columns are counted in 32 bits (offsets in 64): fewer than 2^31 units or tokens.
 #include "cell.cuh"
 #include "dropout_mask.cuh"
+#include "gold_arrives.cuh"
+#include "masks.cuh"
+#include "mixture.cuh"
+#include "shared_masks.cuh"
 #include "softmax_signal.cuh"
 #include "softmax_signal_backward.cuh"
 #include "tables.h"
+#include "trial.cuh"
 
 namespace fused_recoder {
 namespace {
@@ -18,9 +23,19 @@ constexpr Kernels<S> table() {
   kernels.cell_forward = cuda::cell_forward<S>;
   kernels.softmax_signal = cuda::softmax_signal<S>;
   kernels.softmax_signal_backward = cuda::softmax_signal_backward<S>;
+  kernels.gold_arrives = cuda::gold_arrives<S>;
+  kernels.mixture_signal = cuda::mixture_signal<S>;
   kernels.recode = cuda::recode<S>;
   kernels.cell_backward = cuda::cell_backward<S>;
   kernels.dropout_mask = cuda::dropout_mask<A>;
+  kernels.mask_rows = cuda::mask_rows<S>;
+  kernels.mask_sum = cuda::mask_sum<S>;
+  kernels.gate = cuda::gate<A>;
+  kernels.trial_step = cuda::trial_step<S>;
+  kernels.trial_verdict = cuda::trial_verdict<A>;
+  kernels.list_units = cuda::list_units;
+  kernels.gather_units = cuda::gather_units<S>;
+  kernels.scatter_units = cuda::scatter_units<S>;
   kernels.softmax_scratch = cuda::softmax_scratch<A>;
   return kernels;
 }

@@ -325,15 +325,17 @@ struct RowPlan {
 constexpr int64_t kColumnsPerBlock = 16384;
 constexpr int64_t kEnoughBlocks = 128;  // to fill a GPU
 
+// Of a block that has so many columns.
+inline int row_threads(int64_t columns) {
+  const int64_t warps = (columns / kWidth + 31) / 32;
+  return static_cast<int>(32 * (warps < 1 ? 1 : warps < kMaxWarps ? warps : kMaxWarps));
+}
+
 inline RowPlan plan_rows(int64_t rows, int64_t vocab) {
   const int64_t wanted = vocab / kColumnsPerBlock, allowed = kEnoughBlocks / rows;
   const int64_t blocks = wanted < allowed ? wanted : allowed;
-  const int64_t columns = blocks > 1 ? (vocab + blocks - 1) / blocks : vocab;
-  const int64_t warps = (columns / kWidth + 31) / 32;
-  return {static_cast<int>(32 * (warps < 1           ? 1
-                                 : warps < kMaxWarps ? warps
-                                                     : kMaxWarps)),
-          blocks > 1 ? static_cast<int>(blocks) : 1};
+  if (blocks <= 1) return {row_threads(vocab), 1};
+  return {row_threads((vocab + blocks - 1) / blocks), static_cast<int>(blocks)};
 }
 
 inline RowSplit split_rows(int64_t vocab, const RowPlan& plan, void* scratch) {

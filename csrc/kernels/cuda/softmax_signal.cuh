@@ -13,7 +13,7 @@ struct DirectionScalars {
   A inverse;    // 1 / sum of exp(x)
   A mean;       // entropy: <o, x>
   A p_minus_1;  // gold: the direction at the target
-  int target;   // gold
+  int target;   // gold; none: kNoColumn
 };
 
 template <typename S>
@@ -27,13 +27,14 @@ __device__ __forceinline__ void write_row_values(const SoftmaxSignal<S>& p, int6
   if (p.chosen != nullptr) p.chosen[row] = chosen;
 }
 
-// Each block writes the direction of its columns. kMoments: 1 for the gold signals, 2 for the
-// entropy. Grid: x = rows, y = split.blocks.
+// Each block writes the direction of its columns. kMoments: 1 for the gold signals and the
+// plain softmax, 2 for the entropy. Grid: x = rows, y = split.blocks.
 template <typename S, int kMoments>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<typename AccumulateIn<S>::type, 1>)
     softmax_signal_kernel(const SoftmaxSignal<S> p, const RowSplit split) {
   using A = typename AccumulateIn<S>::type;
   constexpr bool kEntropy = kMoments == 2;
+  const bool open = p.kind == SignalKind::kSoftmax;  // the target is not known yet
   __shared__ RowSlots<A, 1, kMoments> slots;
   __shared__ DirectionScalars<A> scalars;
   const LogitRows<A> in{static_cast<int>(p.vocab), p.logits, nullptr, p.targets};
@@ -51,6 +52,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<typename AccumulateIn<
       if (kEntropy) {
         mean = totals.sums[0][kMoments - 1] / sum;
         scalars.mean = static_cast<A>(mean);
+      } else if (open) {
+        log_sum += double(totals.maximum);
+        scalars.target = kNoColumn;
       } else {
         const Target<A> target = find_target<A, 1, kMoments>(in, split, row, totals.argmax);
         log_p = (double(target.logit) - double(totals.maximum)) - log_sum;
@@ -66,6 +70,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<typename AccumulateIn<
     } else if (kEntropy) {
       p.delta[row] = static_cast<A>(log_sum - mean);
       if (p.scale != nullptr) p.scale[row] = A(1);
+    } else if (open) {
+      p.delta[row] = static_cast<A>(log_sum);
     } else {
       const GoldSignal signal = gold_signal(p.kind, log_p);
       write_row_values(p, row, signal.delta, signal.scale, log_p, scalars.target);

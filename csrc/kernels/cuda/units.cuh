@@ -80,9 +80,10 @@ __device__ __forceinline__ void copy_quad(T* to, const T* from, int count) {
 // The dropout factors of the quad that starts at `unit`; all 1 without dropout.
 template <typename A>
 __device__ __forceinline__ void dropout_factors(A (&factor)[kQuad], const Dropout& dropout,
-                                                uint32_t time, int row, int unit) {
+                                                uint32_t time, uint32_t row, int unit,
+                                                uint32_t sample = 0) {
   if (dropout.seed != nullptr) {
-    dropout_quad<A>(dropout, time, 0, row, unit / kQuad, factor);
+    dropout_quad<A>(dropout, time, sample, row, unit / kQuad, factor);
   } else {
 #pragma unroll
     for (int i = 0; i < kQuad; ++i) factor[i] = A(1);
@@ -95,6 +96,17 @@ int common_alignment(int64_t units, const T*... pointers) {
   if (units % 4 == 0 && (is_aligned<4>(pointers) && ...)) return 4;
   if (units % 2 == 0 && (is_aligned<2>(pointers) && ...)) return 2;
   return 1;
+}
+
+// Calls body(constant) with the alignment as a compile-time constant.
+template <typename Body>
+void with_alignment(int alignment, const Body& body) {
+  if (alignment == 4)
+    body(Constant<4>());
+  else if (alignment == 2)
+    body(Constant<2>());
+  else
+    body(Constant<1>());
 }
 
 }  // namespace cuda
