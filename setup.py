@@ -24,6 +24,7 @@ except ImportError as error:
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 CUDA_SOURCES = sorted(glob("csrc/kernels/cuda/*.cu"))
+CUDA_BACKEND = "csrc/engine/device_cuda.cpp"
 
 # CPU kernels are compiled once per instruction set and picked at run time.
 INSTRUCTION_SETS = {"baseline": (16, [])}
@@ -100,8 +101,8 @@ setup(
             "fused_recoder._C",
             [
                 "csrc/bindings.cpp",
-                *sorted(glob("csrc/engine/*.cpp")),
-                *(CUDA_SOURCES if cuda else []),
+                *sorted(set(glob("csrc/engine/*.cpp")) - {CUDA_BACKEND}),
+                *([CUDA_BACKEND, *CUDA_SOURCES] if cuda else []),
             ],
             define_macros=macros,
             # at::parallel_for is a header: without OpenMP here it would silently run serially.

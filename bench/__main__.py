@@ -24,6 +24,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="EXPERIMENT", help=f"any of {names}, or job")
     parser.add_argument("--quick", action="store_true", help="tiny shapes: does it run at all?")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out")
     parser.add_argument("--no-memory", action="store_true", help="skip the memory measurements")
@@ -62,6 +63,8 @@ def chosen(arguments: argparse.Namespace) -> list:
         experiments = [e for e in experiments if {e.name, e.job} & wanted]
     if arguments.no_compiled:
         experiments = [e.without("compiled") for e in experiments]
+    if arguments.device.startswith("cuda"):
+        experiments = [e.with_graphs() for e in experiments]
     return experiments
 
 
@@ -74,6 +77,10 @@ def save(results: dict, folder: Path) -> None:
 
 def main() -> None:
     arguments = parse()
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing was measured.")
+        return
+    torch.set_default_device(arguments.device)
     if arguments.memory_of:
         print_memory_of(*arguments.memory_of)
         return

@@ -64,8 +64,9 @@ class Variant:
 NONE, NLL, SURPRISAL, ENTROPY = (Variant(s) for s in ("none", "nll", "surprisal", "entropy"))
 
 # Who runs a variant: the stock PyTorch language model (which cannot recode), the fused engine, the
-# reference, or the reference under torch.compile.
+# reference, the reference under torch.compile, or (on a GPU) the engine in a CUDA graph.
 PLAIN, FUSED, REFERENCE, COMPILED = "plain", "fused", "reference", "compiled"
+GRAPHED = "fused in a CUDA graph"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,14 @@ class Experiment:
 
     def without(self, who: str) -> Experiment:
         return replace(self, contenders=tuple(c for c in self.contenders if c.who != who))
+
+    def with_graphs(self) -> Experiment:
+        """With a CUDA graph of each training step of the engine."""
+        if self.job != "train":
+            return self
+        fused = (c for c in self.contenders if c.who == FUSED)
+        graphed = tuple(replace(c, who=GRAPHED) for c in fused)
+        return replace(self, contenders=(*self.contenders, *graphed))
 
 
 def against_everything(*variants: Variant, compiled: tuple[Variant, ...] = ()) -> tuple:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fused_recoder as fr
 
-from .cases import COMPILED, FUSED, PLAIN, Contender, Shape
+from .cases import COMPILED, FUSED, GRAPHED, PLAIN, Contender, Shape
 
 WORDS_READ = 20  # per call of a reading job
 
@@ -39,7 +39,7 @@ def make_model(contender: Contender, shape: Shape) -> nn.Module:
     torch.manual_seed(0)
     if contender.who == PLAIN:
         return PlainLanguageModel(shape)
-    module = fr if contender.who == FUSED else fr.reference
+    module = fr if contender.who in (FUSED, GRAPHED) else fr.reference
     model = module.RecodingLanguageModel(
         shape.V, shape.H, shape.H, shape.L, step=0.1, **contender.variant.options(shape)
     )
@@ -57,6 +57,10 @@ def make_job(contender: Contender, shape: Shape, job: str) -> Callable[[], objec
         return make_reading(contender, model, shape)
     torch.manual_seed(1)
     tokens, targets = torch.randint(shape.V, (2, shape.T, shape.B))
+
+    if contender.who == GRAPHED:
+        step = fr.GraphedStep(model, tokens, targets)
+        return lambda: step(tokens, targets)
 
     def loss() -> Tensor:
         out = model(tokens, targets)

@@ -21,9 +21,20 @@ LARGE_GEMM = 1536
 
 
 def seconds(f: Callable[[], object]) -> float:
+    finish_all_work()
     start = time.perf_counter()
     f()
+    finish_all_work()
     return time.perf_counter() - start
+
+
+def on_gpu() -> bool:
+    return torch.get_default_device().type == "cuda"
+
+
+def finish_all_work() -> None:
+    if on_gpu():
+        torch.cuda.synchronize()
 
 
 def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: str) -> dict:
@@ -56,16 +67,22 @@ def ratio(times: dict, fast: str, slow: str) -> tuple[float, float, float]:
 
 
 def peak_megabytes() -> float:
-    """Highest resident memory of this process so far (not of the one that started it)."""
+    """Highest memory of this process so far (not of the one that started it): what is allocated on
+    the GPU, or what is resident."""
+    if on_gpu():
+        return torch.cuda.max_memory_allocated() / 2**20
     with open("/proc/self/status") as f:
         line = next(line for line in f if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def memory_in_a_fresh_process(case: str, contender: str) -> float | None:
-    """Peak extra resident memory of the first step after a tiny one, in MB."""
+    """Peak extra memory of the first step after a tiny one, in MB."""
     result = subprocess.run(
-        [sys.executable, "-m", "bench", "--memory-of", case, contender],
+        [
+            sys.executable, "-m", "bench", "--device", str(torch.get_default_device()),
+            "--memory-of", case, contender,
+        ],
         capture_output=True, text=True,
     )  # fmt: skip
     if result.returncode != 0:
@@ -86,6 +103,7 @@ def machine() -> dict:
 
     return {
         "cpu": model,
+        "gpu": torch.cuda.get_device_name() if on_gpu() else None,
         "threads": torch.get_num_threads(),
         "kernels": _C.cpu_instruction_set(),
         "torch": torch.__version__,

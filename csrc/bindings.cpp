@@ -59,13 +59,19 @@ TORCH_LIBRARY_FRAGMENT(fused_recoder, m) {
       .def("pending", &fused_recoder::Reader::pending);
 }
 
-TORCH_LIBRARY_IMPL(fused_recoder, CPU, m) {
+// The engine runs on every device that has a backend (engine/device.h).
+void implement(torch::Library& m) {
   m.impl("recode_forward", fused_recoder::recode_forward);
   m.impl("recode_backward", fused_recoder::recode_backward);
   m.impl("signal_gradient", fused_recoder::signal_gradient);
   m.impl("signal_gradient_backward", fused_recoder::signal_gradient_backward);
   m.impl("dropout_mask", fused_recoder::dropout_mask);
 }
+
+TORCH_LIBRARY_IMPL(fused_recoder, CPU, m) { implement(m); }
+#ifdef FR_CUDA
+TORCH_LIBRARY_IMPL(fused_recoder, CUDA, m) { implement(m); }
+#endif
 
 PYBIND11_MODULE(_C, m) {
   m.attr("torch_version") = TORCH_VERSION;

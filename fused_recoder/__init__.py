@@ -8,6 +8,7 @@ _build.check()
 
 from . import _ops, functional, reference, signals, steps  # noqa: E402
 from ._module import RecodingTrace  # noqa: E402
+from .cuda_graph import GraphedStep  # noqa: E402
 from .ensemble import EnsembleDecoder  # noqa: E402
 from .gate import Gate  # noqa: E402
 from .language_model import LanguageModelOutput, RecodingLanguageModel  # noqa: E402
@@ -19,6 +20,7 @@ __all__ = [
     "EnsembleDecoder",
     "FusedRecodingLSTM",
     "Gate",
+    "GraphedStep",
     "LanguageModelOutput",
     "Reader",
     "RecodingLanguageModel",

@@ -429,7 +429,19 @@ class RecodingLSTMBase(nn.Module):
         skips = self.signal is not None and self.active_probability < 1
         if self.active_dropout == (0.0, 0.0) and samples_p == 0 and not skips:
             return None
-        return torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
+        device = x.device
+        # Columns of shared masks are listed on the host, which then has to know the seed. Not while
+        # a CUDA graph is captured: every replay draws a seed of its own, on the device.
+        if (
+            x.is_cuda
+            and self.signal is not None
+            and self.signal.engine_name == "mc_shared"
+            and (generator is None or generator.device.type == "cpu")
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+        ):
+            device = torch.device("cpu")
+        return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
     def _thin_out(self, mask: Tensor | None, seed: Tensor | None, x: Tensor) -> Tensor | None:
         """Leaves out what `probability` says, `[T, B]`."""
@@ -437,6 +449,7 @@ class RecodingLSTMBase(nn.Module):
         if self.signal is None or share == 1:
             return mask
         T, B, _ = x.shape
+        seed = seed.to(x.device)
         kept = dropout_mask(seed, SKIP_STREAM, 1 - share, T, B, 1, torch.float32).squeeze(2) > 0
         return kept if mask is None else mask & kept
 

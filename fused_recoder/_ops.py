@@ -86,7 +86,8 @@ def _(*arguments):
     a = ForwardArguments(*arguments)
     _check_devices(
         a.input,
-        **{name: t for name, t in a._asdict().items() if isinstance(t, Tensor)},
+        # A seed may have been drawn by the host.
+        **{n: t for n, t in a._asdict().items() if isinstance(t, Tensor) and n != "seed"},
         **{f"weights[{i}]": w for i, w in enumerate(a.weights)},
     )
     T, B, _ = a.input.shape

@@ -66,7 +66,8 @@ class Masks:
     """The masks of one call, the same as the fused engine's, given the same seed."""
 
     def __init__(self, rnn: RecodingLSTMBase, call: Call):
-        self.rnn, self.call = rnn, call
+        seed = None if call.seed is None else call.seed.to(call.input.device)
+        self.rnn, self.call = rnn, call._replace(seed=seed)
         T, B, I = call.input.shape
         H, L, signal = rnn.hidden_size, rnn.num_layers, rnn.signal
         self.dtype = torch.float64 if call.input.dtype == torch.float64 else torch.float32
@@ -78,7 +79,7 @@ class Masks:
             if p == 0:
                 return None
             steps, time = (1, 0) if self.held else (T, call.time)
-            return dropout_mask(call.seed, stream, p, steps, rows, units, self.dtype, time=time)
+            return dropout_mask(seed, stream, p, steps, rows, units, self.dtype, time=time)
 
         # [T or 1, R, units] each, or None
         self.up = [mask(LAYER_STREAM + l, layer_p, H) for l in range(L - 1)]

@@ -48,7 +48,7 @@ def run(model, tokens, targets, hx, reduce=lambda out: out.loss, **arguments):
 def weighted(out):
     """Any weights at the per-token nll, beside the loss and the states."""
     torch.manual_seed(3)
-    weights = torch.randn(out.nll.shape, dtype=torch.float64)
+    weights = torch.randn(out.nll.shape, dtype=torch.float64).to(out.nll.device)
     return out.loss + (weights * out.nll).sum() + out.hx[0].sum() - out.hx[1].square().sum()
 
 

@@ -24,16 +24,18 @@ def check_registration():
     print(f"{len(OPS)} ops have CPU, CUDA and fake kernels")
 
 
+def on_cuda(module):
+    """Parameters and buffers of the shapes of `module`, on a GPU and without memory."""
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {name: torch.empty(t.shape, dtype=t.dtype, device="cuda") for name, t in state.items()}
+
+
 def check_shapes():
     """On tensors that claim to be on a GPU and have no memory. (Forward only: autograd asks the
     driver for the device.)"""
     lm = fr.RecodingLanguageModel(100, 12, 16, 2)
-    state = dict(lm.named_parameters()) | dict(lm.named_buffers())
     with FakeTensorMode():
-        fake = {
-            name: torch.empty(t.shape, dtype=t.dtype, device="cuda") for name, t in state.items()
-        }
-        tokens = torch.zeros(5, 3, dtype=torch.int64, device="cuda")
+        fake, tokens = on_cuda(lm), torch.zeros(5, 3, dtype=torch.int64, device="cuda")
         out = torch.func.functional_call(lm, fake, (tokens, tokens))
         assert (out.nll.shape, out.nll.device.type) == ((5, 3), "cuda")
         assert (out.hx[0].shape, out.hx[0].device.type) == ((2, 3, 16), "cuda")
@@ -44,7 +46,44 @@ def check_shapes():
     print("shapes and devices are right on fake CUDA tensors")
 
 
+def check_autocast():
+    """Inputs and weights are rounded, states and losses are not. (torch.autocast itself asks for a
+    GPU: its switches are set by hand.)"""
+    lm = fr.RecodingLanguageModel(100, 12, 16, 2)
+    torch.set_autocast_enabled("cuda", True)
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.set_autocast_dtype("cuda", dtype)
+        with FakeTensorMode():
+            tokens = torch.zeros(5, 3, dtype=torch.int64, device="cuda")
+            out = torch.func.functional_call(lm, on_cuda(lm), (tokens, tokens))
+            assert out.nll.dtype == out.hx[0].dtype == out.hx[1].dtype == torch.float32
+            x = torch.empty(5, 3, 12, device="cuda")
+            decoder = torch.nn.Linear(16, 100, device="cuda")
+            rnn = fr.FusedRecodingLSTM(12, 16, 2, decoder=decoder, device="cuda")
+            output, (h, c) = rnn(x)
+            assert output.dtype == dtype
+            assert h.dtype == c.dtype == torch.float32
+    torch.set_autocast_enabled("cuda", False)
+    print("autocast rounds operands and keeps states, on fake CUDA tensors")
+
+
+def check_devices():
+    lm = fr.RecodingLanguageModel(100, 12, 16, 2)
+    with FakeTensorMode():
+        tokens = torch.zeros(5, 3, dtype=torch.int64, device="cuda")
+        targets = torch.zeros(5, 3, dtype=torch.int64)
+        try:
+            torch.func.functional_call(lm, on_cuda(lm), (tokens, targets))
+        except ValueError as error:
+            assert "targets must be on cuda" in str(error), error
+        else:
+            raise AssertionError("targets on another device were accepted")
+    print("tensors on different devices are refused by name")
+
+
 if __name__ == "__main__":
     check_build()
     check_shapes()
+    check_autocast()
+    check_devices()
     check_registration()

@@ -23,11 +23,14 @@ SASS_ARCHITECTURE = "sm_80"
 
 # Threads per block at the thesis's shape, H = 650 and V = 10,000 (plan_units, plan_rows), by the
 # beginning of the kernel's name.
-THREADS = {"cell_": 64, "recode": 64, "dropout": 64, "softmax": 512}
+THREADS = {"cell_": 64, "recode": 64, "dropout": 64, "softmax": 512, "mixture": 512,
+           "mask_": 64, "gather": 64, "scatter": 64, "trial_step": 64, "gold": 64,
+           "list": 128, "gate": 128, "trial_verdict": 128}  # fmt: skip
 
 # The kernels of that shape: H = 650 is loaded in pairs.
 SHOWN = re.compile(
-    r"(cell|recode).*<(float|__half), 2>|softmax.*<(float|__half), |dropout.*<float>"
+    r"(cell|recode|mask|gold|trial_step).*<(float|__half), 2>|gather.*<float, 4>|"
+    r"softmax.*<(float|__half), |(dropout|mixture|scatter|gate|trial_verdict).*<float>|list"
 )
 
 INSTRUCTIONS = {  # first letters of SASS opcodes, first match counts
@@ -139,14 +142,18 @@ Per thread, and static shared memory per block. No kernel spills.
 """
 
 
+def replace_part(begin: str, text: str) -> None:
+    """Puts `text` between the marker `begin` of the page and the end marker that follows it."""
+    before, rest = PAGE.read_text().split(begin)
+    after = rest.split(END, 1)[1]
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n{END}{after}")
+
+
 def main() -> None:
     nvcc, nvdisasm = cuda_toolkit.find_nvcc(), cuda_toolkit.find_nvdisasm()
     if nvcc is None or nvdisasm is None:
         sys.exit(f"needs nvcc and nvdisasm; found {nvcc} and {nvdisasm}")
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{make_tables(nvcc, nvdisasm)}\n{END}{after}")
+    replace_part(BEGIN, make_tables(nvcc, nvdisasm))
 
 
 if __name__ == "__main__":

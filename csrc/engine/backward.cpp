@@ -2,8 +2,10 @@
 // a recoded state passes its cotangent on unchanged (ds'/ds = I), so layers can be walked one
 // after the other, top to bottom, as in a plain LSTM: everything but the recurrence itself is a
 // large GEMM over all steps.
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "context.h"
 #include "loss.h"
@@ -22,12 +24,17 @@ struct Cotangents {
 
 // The value that all counted positions of the per-token weights have in common, if they do: the
 // usual case, where the loss is a mean or a sum.
-std::optional<double> common_weight(const at::Tensor& weights, const at::Tensor& targets) {
-  if (!weights.is_cpu()) return {};  // looking would synchronise
+OptionalTensor common_weight(const at::Tensor& weights, const at::Tensor& targets) {
+  // One value that autograd has expanded needs no look at the values.
+  bool expanded = true;
+  for (int64_t d = 0; d < weights.dim(); ++d)
+    expanded = expanded && (weights.stride(d) == 0 || weights.size(d) == 1);
+  if (expanded) return weights.flatten()[0];
+  if (!host_reads(weights.device())) return {};
   const at::Tensor counted = weights.masked_select(targets != kIgnoreTarget);
-  if (counted.numel() == 0) return 0.0;
-  const double low = counted.min().item<double>(), high = counted.max().item<double>();
-  return low == high ? std::optional<double>(low) : std::nullopt;
+  if (counted.numel() == 0) return at::zeros({}, weights.options());
+  const bool same = (counted == counted[0]).all().item<bool>();
+  return same ? OptionalTensor(counted[0]) : std::nullopt;
 }
 
 // What the gradients at nll and objective give: added to that of output, and the decoder's own.
@@ -36,13 +43,13 @@ void loss_backward(const Sequence& s, const Saved& saved, const Cotangents& bar,
                    const at::Tensor& output, at::Tensor& output_bar, LossGradients& decoder) {
   const at::TensorOptions accum = s.h0.options();
   const auto accumulated = [&](const OptionalTensor& t) {
-    return t.has_value() ? t->to(accum).contiguous() : at::Tensor();
+    return t.has_value() ? t->to(accum) : at::Tensor();
   };
   at::Tensor nll_bar = accumulated(bar.nll), objective_bar = accumulated(bar.objective);
   if (!s.ensemble) {  // they are one
     if (nll_bar.defined()) objective_bar = nll_bar;
     nll_bar = at::Tensor();
-  } else if (nll_bar.defined() && nll_bar.is_cpu() &&
+  } else if (nll_bar.defined() && host_reads(nll_bar.device()) &&
              nll_bar.count_nonzero().item<int64_t>() == 0) {
     nll_bar = at::Tensor();  // unused, but materialised by torch.compile
   }
@@ -167,8 +174,11 @@ BackwardResult run_backward(const Sequence& s, const Saved& saved, const Cotange
       kernels.cell_backward(launch, p);
       if (recurrent_mask.defined()) {
         to_hidden.multiply(R, dgates(t), dh());
-        dh.tensor().mul_(recurrent_mask);
-        if (live) dh.tensor().add_(carried.tensor());
+        at::Tensor through = dh.tensor();
+        if (live)
+          at::addcmul_out(through, carried.tensor(), through, recurrent_mask);
+        else
+          through.mul_(recurrent_mask);
         continue;
       }
       if (live) dh.tensor().copy_(carried.tensor());
@@ -211,6 +221,7 @@ BackwardResult run_backward(const Sequence& s, const Saved& saved, const Cotange
     if (mask.defined()) grad_input.mul_(mask);
     grad_input = grad_input.view({T, o.samples, s.B, s.I}).sum(1);
   }
+  check_launches(accum.device());
   for (at::Tensor& g : grad_weights) g = g.to(s.io_type);
   at::Tensor grad_step = at::empty({0}, accum);
   std::vector<at::Tensor> grad_network;
@@ -278,6 +289,7 @@ BackwardResult recode_backward(const OptionalTensor& grad_output, const Optional
                                int64_t samples, double sample_p, bool mean_logits, bool recode_h,
                                bool recode_c, double dropout, double output_dropout,
                                c10::string_view step_kind, int64_t time, bool need_input_grad) {
+  const c10::DeviceGuard guard(input.device());
   const Saved saved = Saved::from_list(saved_list);
   const Cotangents bar{grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective};
   Options options;

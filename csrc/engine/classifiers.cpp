@@ -30,10 +30,10 @@ void Classifiers<S>::add(int64_t i, int64_t t, const at::Tensor& state, const at
   p.logits = logits_[i].template mutable_data_ptr<A>();
   p.targets = s.labels.const_data_ptr<int64_t>() + t * s.B;
   p.direction = want_gradient ? logits_[i].template mutable_data_ptr<S>() : nullptr;
-  p.delta = value_.template mutable_data_ptr<A>();
+  p.delta = (i == 0 ? delta : value_).template mutable_data_ptr<A>();
   p.scale = scale_.template mutable_data_ptr<A>();
   kernels.softmax_signal(launch, p);
-  delta.add_(value_);
+  if (i > 0) delta.add_(value_);
   if (want_gradient) at::mm_out(gradients_[i], logits_[i], classifier.weight);
 }
 

@@ -17,8 +17,8 @@ class Classifiers {
   int64_t layer(int64_t i) const { return s.options.classifier_states[i] / 2; }
   bool reads_c(int64_t i) const { return s.options.classifier_states[i] % 2 == 1; }
 
-  // Adds the cross-entropy [B] of classifier i at step t, reading `state` [B,H], to delta. With
-  // `want_gradient`, gradient(i) is its gradient in the state.
+  // Adds the cross-entropy [B] of classifier i at step t, reading `state` [B,H], to delta; the
+  // first one starts it. With `want_gradient`, gradient(i) is its gradient in the state.
   void add(int64_t i, int64_t t, const at::Tensor& state, const at::Tensor& delta,
            bool want_gradient);
   const at::Tensor& gradient(int64_t i) const { return gradients_[i]; }  // [B,H]

@@ -1,75 +1,20 @@
 #include "context.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/ops/_addmm_activation.h>
 #include <ATen/ops/from_blob.h>
-
-#include <cstdlib>
-#include <string>
+#include <ATen/ops/relu.h>
 
 namespace fused_recoder {
 
-namespace baseline {
-extern const CpuKernels cpu_kernels;
-}
-#ifdef FR_X86
-namespace avx2 {
-extern const CpuKernels cpu_kernels;
-}
-namespace avx512 {
-extern const CpuKernels cpu_kernels;
-}
-#endif
-
-namespace {
-
-// The best instruction set of this machine; FUSED_RECODER_ISA asks for a lesser one.
-const CpuKernels& pick_cpu_kernels() {
-  const char* variable = std::getenv("FUSED_RECODER_ISA");
-  const std::string wanted = variable != nullptr ? variable : "";
-  TORCH_CHECK_VALUE(
-      wanted.empty() || wanted == "baseline" || wanted == "avx2" || wanted == "avx512",
-      "FUSED_RECODER_ISA must be baseline, avx2 or avx512, got '", wanted, "'");
-#ifdef FR_X86
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
-                          __builtin_cpu_supports("avx512dq") &&
-                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  TORCH_CHECK_VALUE(wanted != "avx512" || has_avx512,
-                    "FUSED_RECODER_ISA=avx512, but this CPU has no AVX-512");
-  TORCH_CHECK_VALUE(wanted != "avx2" || has_avx2,
-                    "FUSED_RECODER_ISA=avx2, but this CPU has no AVX2");
-  if (has_avx512 && (wanted.empty() || wanted == "avx512")) return avx512::cpu_kernels;
-  if (has_avx2 && wanted != "baseline") return avx2::cpu_kernels;
-#endif
-  return baseline::cpu_kernels;
+template <typename T>
+at::Tensor tensor_at(T* data, at::IntArrayRef sizes, const at::Device& device) {
+  const auto options = at::TensorOptions(device).dtype(c10::CppTypeToScalarType<T>::value);
+  // The device is named: looking it up by address would ask the driver.
+  return at::for_blob(data, sizes).options(options).target_device(device).make_tensor();
 }
 
-const CpuKernels& cpu_kernels() {
-  static const CpuKernels& picked = pick_cpu_kernels();
-  return picked;
-}
-
-void parallel_for(int64_t count, int64_t grain, Launch::Body body, const void* context) {
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
-}
-
-}  // namespace
-
-const char* cpu_instruction_set() { return cpu_kernels().name; }
-
-template <>
-const Kernels<float>& kernels_for<float>(const at::Device& device) {
-  TORCH_CHECK(device.is_cpu(), "fused_recoder has no kernels for device ", device);
-  return *cpu_kernels().f32;
-}
-
-template <>
-const Kernels<double>& kernels_for<double>(const at::Device& device) {
-  TORCH_CHECK(device.is_cpu(), "fused_recoder has no kernels for device ", device);
-  return *cpu_kernels().f64;
-}
-
-Launch launch_on(const at::Device&) { return Launch{parallel_for, nullptr}; }
+template at::Tensor tensor_at(float*, at::IntArrayRef, const at::Device&);
+template at::Tensor tensor_at(double*, at::IntArrayRef, const at::Device&);
 
 template <typename S>
 ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t calls,
@@ -86,22 +31,24 @@ ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int
 }
 
 template <typename S>
-void ConstantMatrix<S>::multiply(int64_t rows, const S* x, A* out, const A* bias,
-                                 bool accumulate) const {
+void ConstantMatrix<S>::multiply(int64_t rows, const S* x, A* out, const A* bias, bool accumulate,
+                                 bool relu) const {
   const int64_t inner = matrix_.size(0), cols = matrix_.size(1);
   if (packed_.defined()) {
     kernels_->gemm(launch_, PackedGemm<S>{rows, inner, cols, x, inner, packed_.const_data_ptr<S>(),
                                           bias, accumulate, out, cols});
+    if (relu) tensor_at(out, {rows, cols}, matrix_.device()).relu_();
     return;
   }
   const auto wrap = [&](const auto* p, at::IntArrayRef sizes) {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(p)>>;
-    return at::from_blob(const_cast<Element*>(p), sizes,
-                         matrix_.options().dtype(c10::CppTypeToScalarType<Element>::value));
+    return tensor_at(const_cast<Element*>(p), sizes, matrix_.device());
   };
   at::Tensor result = wrap(out, {rows, cols});
   const at::Tensor left = wrap(x, {rows, inner});
-  if (accumulate) {
+  if (relu) {  // one call: libraries apply it on the way out
+    at::_addmm_activation_out(result, wrap(bias, {cols}), left, matrix_);
+  } else if (accumulate) {
     result.addmm_(left, matrix_);
     if (bias != nullptr) result.add_(wrap(bias, {cols}));
   } else if (bias != nullptr) {

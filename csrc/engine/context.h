@@ -1,5 +1,5 @@
-// What the engine needs to know about the device it runs on: its kernel table, how to launch, a
-// matrix that stays the same for a whole sequence, and buffers addressed by (layer, time).
+// What the engine needs beside the kernels of its device: a matrix that stays the same for a whole
+// sequence, and buffers addressed by (layer, time).
 // Device-independent code includes this only.
 #pragma once
 
@@ -9,17 +9,9 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
-#include "../kernels/kernels.h"
+#include "device.h"
 
 namespace fused_recoder {
-
-// The name of the CPU instruction set in use ("baseline", "avx2", "avx512").
-const char* cpu_instruction_set();
-
-template <typename S>
-const Kernels<S>& kernels_for(const at::Device& device);
-
-Launch launch_on(const at::Device& device);
 
 // What rows of `storage` are accumulated in.
 inline at::ScalarType accumulate_type(at::ScalarType storage) {
@@ -58,6 +50,19 @@ class Buffer {
   T* data_ = nullptr;
 };
 
+// A tensor over memory that belongs to someone else. T: float, double.
+template <typename T>
+at::Tensor tensor_at(T* data, at::IntArrayRef sizes, const at::Device& device);
+
+// What a pass over [rows,vocab] logits needs to split its rows; absent where it does not.
+template <typename S>
+Buffer<uint8_t> softmax_scratch(const Kernels<S>& kernels, int64_t rows, int64_t vocab,
+                                const at::Device& device) {
+  const int64_t bytes = kernels.softmax_scratch ? kernels.softmax_scratch(rows, vocab) : 0;
+  if (bytes == 0) return {};
+  return Buffer<uint8_t>({bytes}, at::TensorOptions(device).dtype(at::kByte));
+}
+
 // x -> x * matrix (+ bias), the matrix being `weight` [cols, inner] transposed (a Linear layer) or
 // as it is [inner, cols]. Packed at construction where the device has a kernel for it and what is
 // going to be multiplied (`calls` times `rows`) pays for the packing.
@@ -68,9 +73,10 @@ class ConstantMatrix {
   ConstantMatrix() = default;
   ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t calls, int64_t rows);
 
-  // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense
-  void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr,
-                bool accumulate = false) const;
+  // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense. With `relu`
+  // (and a bias) the positive part of it.
+  void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr, bool accumulate = false,
+                bool relu = false) const;
   // What pack() made of it; null if it is multiplied through ATen.
   const S* packed() const { return packed_.defined() ? packed_.const_data_ptr<S>() : nullptr; }
 

@@ -34,6 +34,7 @@ class DecoderStage final : public SignalStage<S> {
       if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
       logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
       if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);
+      scratch = softmax_scratch(kernels, s.B, s.V, accum.device());
     }
     dh = Buffer<A>({s.B, s.H}, accum);
     scale = Buffer<A>({s.B}, accum);
@@ -86,6 +87,7 @@ class DecoderStage final : public SignalStage<S> {
     p.logits = rows;
     p.targets = tokens;
     p.delta = delta;
+    p.scratch = scratch();
     return p;
   }
 
@@ -133,6 +135,7 @@ class DecoderStage final : public SignalStage<S> {
   int64_t steps_per_flush = 1;            // steps of logits held for one update of the gradient
   Buffer<A> logits;                       // [steps,B,V]
   Buffer<A> trial_logits;                 // [B,V]
+  Buffer<uint8_t> scratch;                // of softmax_signal
   Buffer<A> stream_scratch;               // present: decode in one pass over W
   Buffer<A> trial_dh, trial_scale;        // [B,H], [B] of value(), not looked at
   Buffer<A> dh;                           // [B,H]

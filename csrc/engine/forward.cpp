@@ -1,8 +1,10 @@
 #include "forward.h"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/softplus.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
@@ -54,7 +56,10 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected
       if (!s.ensemble) shape.erase(shape.begin());
       decoder_grads.weight = at::zeros(shape, accum);
       shape.pop_back();
-      if (s.decoders[0].bias.defined()) decoder_grads.bias = at::zeros(shape, accum);
+      if (s.decoders[0].bias.defined()) {
+        decoder_grads.bias = at::zeros(shape, accum);
+        decoder_grads.bias_sum = at::empty({s.V}, accum);
+      }
     }
   }
   if (!o.recodes()) return;
@@ -158,20 +163,22 @@ void Forward<S>::choose_steps(int64_t t, const typename SignalStage<S>::Gradient
       if (o.recode_c)
         step_network[l * states + index_c()].predict(raw_c(l, t), sizes(l, index_c(), t));
     }
+    at::Tensor at_t = sizes.tensor().select(2, t);  // [L,S,R]
+    at::softplus_out(at_t, at_t);
   }
   if (o.step != StepKind::kBacktracking) return;
   settled.tensor().zero_();
   sizes.tensor()[0][0][t].copy_(s.step[0][0].expand({s.R}));
   for (int64_t i = 1; i <= o.trials; ++i) {
     if (classifiers) {
-      trial_delta.tensor().zero_();
       const at::Tensor alpha = sizes.tensor()[0][0][t].unsqueeze(1);  // [B,1]
       for (int64_t k = 0; k < classifiers->count(); ++k) {
         const int64_t l = classifiers->layer(k);
         A* raw = classifiers->reads_c(k) ? raw_c(l, t) : raw_h(l, t);
-        const at::Tensor state = at::from_blob(raw, {s.R, s.H}, accum);
-        classifiers->add(k, t, state - alpha * classifiers->gradient(k), trial_delta.tensor(),
-                         false);
+        at::Tensor stepped = trial.tensor();
+        at::addcmul_out(stepped, tensor_at(raw, {s.R, s.H}, accum.device()), alpha,
+                        classifiers->gradient(k), -1);
+        classifiers->add(k, t, stepped, trial_delta.tensor(), false);
       }
     } else {
       TrialStep<S> p{};
@@ -194,7 +201,7 @@ void Forward<S>::choose_steps(int64_t t, const typename SignalStage<S>::Gradient
     kernels.trial_verdict(launch, TrialVerdict<A>{s.R / s.B, s.B, delta(t), trial_delta(), shrink,
                                                   settled(), sizes(0, 0, t)});
     // Looking ends the search early; where looking would synchronise, all trials are made.
-    if (settled.tensor().is_cpu() && settled.tensor().all().template item<bool>()) break;
+    if (host_reads(accum.device()) && settled.tensor().all().template item<bool>()) break;
   }
 }
 
@@ -269,12 +276,12 @@ void Forward<S>::recode_decoded(int64_t t) {
 // Each classifier recodes the state it reads, and no other.
 template <typename S>
 void Forward<S>::recode_classified(int64_t t) {
-  const at::Tensor delta_t = delta.tensor()[t].zero_();
+  const at::Tensor delta_t = delta.tensor()[t];
   const auto state_of = [&](int64_t i, bool recoded) {  // [B,H]
     const int64_t l = classifiers->layer(i);
     if (classifiers->reads_c(i))
-      return at::from_blob(recoded ? c(l, slot(t)) : raw_c(l, t), {s.R, s.H}, accum);
-    return at::from_blob(recoded ? h(l, slot(t)) : raw_h(l, t), {s.R, s.H}, storage);
+      return tensor_at(recoded ? c(l, slot(t)) : raw_c(l, t), {s.R, s.H}, accum.device());
+    return tensor_at(recoded ? h(l, slot(t)) : raw_h(l, t), {s.R, s.H}, accum.device());
   };
   for (int64_t i = 0; i < classifiers->count(); ++i)
     classifiers->add(i, t, state_of(i, false), delta_t, true);
@@ -305,8 +312,8 @@ template <typename S>
 at::Tensor Forward<S>::raw_states(bool of_c) const {
   std::vector<at::Tensor> states;
   for (int64_t l = 0; l < s.L; ++l)
-    states.push_back(of_c ? at::from_blob(raw_c(l, s.T - 1), {s.R, s.H}, accum)
-                          : at::from_blob(raw_h(l, s.T - 1), {s.R, s.H}, storage));
+    states.push_back(
+        tensor_at(of_c ? raw_c(l, s.T - 1) : raw_h(l, s.T - 1), {s.R, s.H}, accum.device()));
   return at::stack(states);
 }
 
@@ -325,6 +332,7 @@ ForwardResult Forward<S>::run() {
     gradients.states = loss_grads.tensor();
     losses = sequence_loss<S>(s, output.tensor(), gradients);
   }
+  check_launches(accum.device());
   return result(losses);
 }
 
@@ -418,6 +426,7 @@ ForwardResult recode_forward(
     at::IntArrayRef classifier_states, bool recode_h, bool recode_c, double dropout,
     double output_dropout, c10::string_view step_kind, double shrink, int64_t trials, int64_t time,
     bool loss, bool save, bool save_step_grads, bool save_decoder_grads, bool trace) {
+  const c10::DeviceGuard guard(input.device());
   Options options;
   parse_signal(signal, options);
   options.argmax = argmax;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -17,7 +18,11 @@ template <typename S>
 void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
                            const at::Tensor& states) {
   if (gradients.weight.defined()) add_outer<S>(gradients.weight, directions, states);
-  if (gradients.bias.defined()) gradients.bias.add_(directions.sum(0));
+  if (!gradients.bias.defined()) return;
+  at::Tensor sum =
+      gradients.bias_sum.defined() ? gradients.bias_sum : gradients.bias.new_empty({0});
+  at::sum_out(sum, directions, at::IntArrayRef{0});
+  gradients.bias.add_(sum);
 }
 
 namespace {
@@ -36,6 +41,7 @@ void decode_rows(const Sequence& s, const LinearMap& decoder, const at::Tensor& 
   const int64_t chunk = std::max<int64_t>(loss_chunk_rows(s.V, 1, N) / group, 1) * group;
   const int64_t chunks = (N + chunk - 1) / chunk;
   const Buffer<A> buffer({chunk, s.V}, log_p.options()), delta({chunk}, log_p.options());
+  const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, s.V, states.device());
   const ConstantMatrix<S> decode(decoder.weight, true, chunks, chunk);
   ConstantMatrix<S> decode_back;
   if (gradients.states.defined())
@@ -56,6 +62,7 @@ void decode_rows(const Sequence& s, const LinearMap& decoder, const at::Tensor& 
     p.direction = gradients.any() ? part.mutable_data_ptr<S>() : nullptr;
     p.delta = delta();
     p.log_p = part_log_p.mutable_data_ptr<A>();
+    p.scratch = rows == chunk ? scratch() : nullptr;  // fewer rows may be split into more blocks
     kernels.softmax_signal(launch, p);
     if (!gradients.any()) continue;
     const at::Tensor weights = weigh(start, rows, part_log_p);  // [rows] or undefined: 1
@@ -75,7 +82,7 @@ at::Tensor log_mean(const at::Tensor& log_p, int64_t dim) {
 
 LossGradients of_member(const LossGradients& gradients, int64_t k) {
   const auto member = [&](const at::Tensor& t) { return t.defined() ? t[k] : t; };
-  return {gradients.states, member(gradients.weight), member(gradients.bias)};
+  return {gradients.states, member(gradients.weight), member(gradients.bias), {}};
 }
 
 at::Tensor flat_states(const Sequence& s, const at::Tensor& states) {
@@ -180,7 +187,7 @@ void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
     add_states = true;
   }
   if (!nll_bar.defined() || through_members) return;
-  LossGradients of_mean{out.states, {}, {}};
+  LossGradients of_mean{out.states, {}, {}, {}};
   if (out.weight.defined()) of_mean.weight = at::zeros_like(s.decoders[0].weight);
   if (out.bias.defined()) of_mean.bias = at::zeros_like(s.decoders[0].bias);
   decode_rows<S>(s, s.mean_decoder(), x, targets, 1, log_p, weighted_by(nll_bar.flatten()), of_mean,

@@ -14,9 +14,10 @@ int64_t loss_chunk_rows(int64_t vocab, int64_t at_least, int64_t total);
 // Where the gradients of a summed loss go; undefined tensors are not computed. In a Sequence's
 // gradients, weight and bias have a leading dimension of members for an ensemble.
 struct LossGradients {
-  at::Tensor states;  // [T,R,H]
-  at::Tensor weight;  // [V,H] added to
-  at::Tensor bias;    // [V] added to
+  at::Tensor states;    // [T,R,H]
+  at::Tensor weight;    // [V,H] added to
+  at::Tensor bias;      // [V] added to
+  at::Tensor bias_sum;  // [V] scratch, for those who must not allocate; undefined: allocated
 
   bool any() const { return states.defined() || weight.defined() || bias.defined(); }
 };

@@ -1,7 +1,12 @@
 // The entropy of the mean of K predictions: MC Dropout with its three kinds of masks, ensembles,
 // variational RNNs. Instances are taken in blocks, so that K rows of logits each stay within
 // bounds whatever K and V are.
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/full.h>
+
 #include <algorithm>
+#include <cmath>
 
 #include "signal_stage.h"
 
@@ -63,6 +68,8 @@ class MixtureStage : public SignalStage<S> {
     return bias.defined() ? bias.const_data_ptr<A>() : nullptr;
   }
   uint32_t time(int64_t t) const { return static_cast<uint32_t>(s.options.time + t); }
+  // What the logits that decode() left are still without, and what decode_back() wants beside u.
+  virtual void complete(MixtureSignal<S>&) {}
 
   const Sequence& s;
   const int64_t K;
@@ -84,6 +91,7 @@ class MixtureStage : public SignalStage<S> {
     p.direction = direction ? logits() : nullptr;
     p.log_mean = log_mean();
     p.delta = delta;
+    complete(p);
     kernels.mixture_signal(launch, p);
   }
 };
@@ -218,6 +226,196 @@ class SharedMasks final : public MixtureStage<S> {
   int64_t listed_time = -1;
 };
 
+// The same for devices that multiply best through their libraries: the columns that the masks list
+// are gathered into matrices of their own. All lists have one length: the longest, where the host
+// knows the seed; else so long that chance will not need more (it is asserted on the device).
+template <typename S>
+class GatheredMasks final : public MixtureStage<S> {
+  using typename MixtureStage<S>::A;
+  using MixtureStage<S>::s;
+  using MixtureStage<S>::K;
+
+ public:
+  explicit GatheredMasks(const Sequence& sequence)
+      : MixtureStage<S>(sequence, kLogits),
+        dropped(s.options.sample_p <= 0.5),
+        scale(1 / (1 - s.options.sample_p)),
+        weight(s.decoders[0].weight),
+        transposed(weight.t().contiguous()) {
+    if (dropped) {
+      common = Buffer<A>({this->block, s.V}, this->accum);
+      u_sum = Buffer<S>({this->block, s.V}, s.input.options());
+    }
+    list_units();
+  }
+
+ private:
+  // Elements of gathered columns held at a time: 128 MB of float.
+  static constexpr int64_t kGathered = int64_t(32) << 20;
+
+  void decode(int64_t t, const S* top, int64_t b, int64_t rows) override {
+    if (this->time(0) != listed_from) list_units();  // a reader moves on
+    if (dropped) {
+      at::Tensor out = common.tensor().narrow(0, 0, rows);
+      const at::Tensor& bias = s.decoders[0].bias;
+      at::addmm_out(out, bias.defined() ? bias : out, state(top, b, rows), weight.t(),
+                    /*beta=*/bias.defined() ? 1 : 0, /*alpha=*/scale);
+    }
+    for (int64_t k = 0; k < K; k += group) {
+      const int64_t count = std::min(group, K - k);
+      gather(t, k, count, top + b * s.H, rows);
+      at::Tensor out = logits_of(k, count, rows);
+      at::bmm_out(out, tensor_at(listed_h(), {count, rows, length}, device()), columns_of(count));
+    }
+  }
+
+  void complete(MixtureSignal<S>& p) override {
+    p.common = dropped ? common() : this->bias();
+    p.common_stride = dropped ? s.V : 0;
+    if (dropped && p.direction != nullptr) p.direction_sum = u_sum();
+  }
+
+  void decode_back(int64_t t, int64_t b, int64_t rows) override {
+    if (dropped) {
+      at::Tensor out = tensor_at(this->dh(b), {rows, s.H}, device());
+      at::mm_out(out, u_sum.tensor().narrow(0, 0, rows), weight);
+    }
+    for (int64_t k = 0; k < K; k += group) {
+      const int64_t count = std::min(group, K - k);
+      if (group < K) gather(t, k, count, nullptr, rows);
+      at::Tensor out = tensor_at(back() + k * rows * length, {count, rows, length}, device());
+      at::bmm_out(out, logits_of(k, count, rows), columns_of(count).transpose(1, 2));
+    }
+    ScatterUnits<S> p{};
+    p.samples = K;
+    p.rows = rows;
+    p.hidden = s.H;
+    p.length = length;
+    p.place = place(t);
+    p.back = back();
+    p.factor = dropped ? -scale : scale;
+    p.base_factor = dropped ? scale : 0;
+    p.dh = this->dh(b);
+    this->kernels.scatter_units(this->launch, p);
+  }
+
+  at::Device device() const { return s.input.device(); }
+  at::Tensor state(const S* top, int64_t b, int64_t rows) const {
+    return tensor_at(const_cast<S*>(top) + b * s.H, {rows, s.H}, device());
+  }
+  at::Tensor logits_of(int64_t k, int64_t count, int64_t rows) const {
+    return tensor_at(this->logits() + k * rows * s.V, {count, rows, s.V}, device());
+  }
+  at::Tensor columns_of(int64_t count) const { return columns.tensor().narrow(0, 0, count); }
+
+  // The columns of samples [k, k + count), unless they are those gathered last, and the states'
+  // listed units. No states: columns only.
+  void gather(int64_t t, int64_t k, int64_t count, const S* h, int64_t rows) {
+    GatherUnits<S> p{};
+    p.samples = count;
+    p.rows = h != nullptr ? rows : 0;
+    p.hidden = s.H;
+    p.vocab = s.V;
+    p.length = length;
+    p.listed = listed(t, k);
+    p.h = h;
+    p.factor = dropped ? -scale : scale;
+    p.listed_h = listed_h();
+    p.weight_t = transposed.template const_data_ptr<S>();
+    const bool known = gathered_time == this->time(t) && gathered_first == k;
+    p.columns = known ? nullptr : columns();
+    gathered_time = this->time(t);
+    gathered_first = k;
+    if (h != nullptr || !known) this->kernels.gather_units(this->launch, p);
+  }
+
+  // A mask lists more with a probability below e^-30 (Bernstein's inequality).
+  int64_t enough_units() const {
+    const double q = std::min(s.options.sample_p, 1 - s.options.sample_p), unlikely = 30;
+    const double variance = s.H * q * (1 - q);
+    const double above =
+        unlikely / 3 + std::sqrt(unlikely * unlikely / 9 + 2 * unlikely * variance);
+    return std::clamp<int64_t>(std::ceil(s.H * q + above), 1, s.H);
+  }
+
+  // Of all steps, before the first of them.
+  void list_units() {
+    listed_from = this->time(0);
+    const at::TensorOptions on_device = s.input.options().dtype(at::kInt);
+    if (s.host_seed.defined() || s.options.sample_p == 0) {
+      const int64_t longest = list_on_the_host();
+      if (longest > length) make_room(longest);
+      fill_lists();
+      listed = Buffer<int32_t>(listed.tensor().to(on_device));
+      place = Buffer<int32_t>(place.tensor().to(on_device));
+      return;
+    }
+    if (!listed) {
+      make_room(enough_units());
+      listed = Buffer<int32_t>({s.T, K, length}, on_device);
+      place = Buffer<int32_t>({s.T, K, s.H}, on_device);
+    }
+    this->kernels.list_units(this->launch, ListUnits{s.T, K, s.H, length, s.sample_dropout(),
+                                                     this->time(0), dropped, listed(), place()});
+  }
+
+  void make_room(int64_t for_length) {
+    length = for_length;
+    group = std::clamp<int64_t>(kGathered / (length * s.V), 1, K);
+    columns = Buffer<S>({group, length, s.V}, s.input.options());
+    listed_h = Buffer<S>({group, this->block, length}, s.input.options());
+    back = Buffer<A>({K, this->block, length}, this->accum);
+  }
+
+  // Fills `place`; returns the length of the longest list.
+  int64_t list_on_the_host() {
+    const int64_t* seed =
+        s.host_seed.defined() ? s.host_seed.template const_data_ptr<int64_t>() : nullptr;
+    const Dropout dropout = make_dropout(seed, kSampleStream, s.options.sample_p);
+    place = Buffer<int32_t>({s.T, K, s.H}, at::TensorOptions(at::kCPU).dtype(at::kInt));
+    int32_t longest = 1;  // matrices without columns would be a case of their own
+    for (int64_t i = 0; i < s.T * K; ++i) {
+      int32_t count = 0;
+      for (int64_t j = 0; j < s.H; j += 4) {
+        float factor[4] = {1, 1, 1, 1};
+        if (dropout.seed != nullptr)
+          dropout_quad<float>(dropout, this->time(i / K), static_cast<uint32_t>(i % K), 0,
+                              static_cast<uint32_t>(j / 4), factor);
+        for (int64_t unit = j; unit < std::min(j + 4, s.H); ++unit)
+          place()[i * s.H + unit] = (factor[unit - j] == 0) == dropped ? count++ : -1;
+      }
+      longest = std::max(longest, count);
+    }
+    return longest;
+  }
+
+  // `listed` from `place`, on the host.
+  void fill_lists() {
+    listed = Buffer<int32_t>(at::full({s.T, K, length}, -1, place.tensor().options()));
+    for (int64_t i = 0; i < s.T * K; ++i)
+      for (int64_t j = 0; j < s.H; ++j) {
+        const int32_t where = place()[i * s.H + j];
+        if (where >= 0) listed()[i * length + where] = static_cast<int32_t>(j);
+      }
+  }
+
+  const bool dropped;       // the listed units are those dropped, not those kept
+  const double scale;       // 1 / (1 - p)
+  at::Tensor weight;        // [V,H]
+  at::Tensor transposed;    // [H,V]
+  int64_t length = 0;       // of a list
+  int64_t group = 1;        // samples whose columns are gathered at a time
+  Buffer<int32_t> listed;   // [T,K,length]
+  Buffer<int32_t> place;    // [T,K,H]
+  int64_t listed_from = 0;  // the time of the first list
+  int64_t gathered_time = -1, gathered_first = -1;  // whose columns are in `columns`
+  Buffer<S> columns;                                // [group,length,V]
+  Buffer<S> listed_h;                               // [group,block,length]
+  Buffer<A> common;                                 // [block,V] what all samples share
+  Buffer<S> u_sum;                                  // [block,V]
+  Buffer<A> back;                                   // [K,block,length]
+};
+
 // A mask of V x H weights per step and sample, the thesis's equations to the letter.
 template <typename S>
 class WeightMasks final : public MixtureStage<S> {
@@ -228,36 +426,52 @@ class WeightMasks final : public MixtureStage<S> {
  public:
   explicit WeightMasks(const Sequence& sequence)
       : MixtureStage<S>(sequence, kLogitsUnderWeightMasks),
-        masked(at::empty_like(s.decoders[0].weight)) {}
+        // Where kernels are launched one by one, all samples are masked in one launch.
+        held(this->kernels.gemm != nullptr
+                 ? 1
+                 : std::clamp<int64_t>(kMaskedWeights / (s.V * s.H), 1, K)),
+        masked({held, s.V, s.H}, s.input.options()) {}
 
  private:
+  // Elements of masked weights held at a time: 256 MB of float.
+  static constexpr int64_t kMaskedWeights = int64_t(64) << 20;
+
   void decode(int64_t t, const S* top, int64_t b, int64_t rows) override {
     for (int64_t k = 0; k < K; ++k)
-      mask(t, k, true).multiply(rows, top + b * s.H, this->logits() + k * rows * s.V, this->bias());
+      ConstantMatrix<S>(masked_weight(t, k), true, 1, 1)
+          .multiply(rows, top + b * s.H, this->logits() + k * rows * s.V, this->bias());
   }
 
   void decode_back(int64_t t, int64_t b, int64_t rows) override {
     for (int64_t k = 0; k < K; ++k)
-      mask(t, k, false)
+      ConstantMatrix<S>(masked_weight(t, k), false, 1, 1)
           .multiply(rows, this->logits() + k * rows * s.V, this->dh(b), nullptr,
                     /*accumulate=*/k > 0);
   }
 
-  ConstantMatrix<S> mask(int64_t t, int64_t k, bool transposed) const {
-    MaskRows<S> p{};
-    p.samples = 1;
-    p.rows = s.V;
-    p.units = s.H;
-    p.dropout = s.sample_dropout();
-    p.time = this->time(t);
-    p.first_sample = static_cast<uint32_t>(k);
-    p.in = s.decoders[0].weight.template const_data_ptr<S>();
-    p.out = masked.template mutable_data_ptr<S>();
-    this->kernels.mask_rows(this->launch, p);
-    return ConstantMatrix<S>(masked, transposed, 1, 1);
+  // [V,H] of sample k, made together with those held beside it.
+  at::Tensor masked_weight(int64_t t, int64_t k) {
+    const int64_t first = k / held * held;
+    if (masked_time != this->time(t) || masked_first != first) {
+      MaskRows<S> p{};
+      p.samples = std::min(held, K - first);
+      p.rows = s.V;
+      p.units = s.H;
+      p.dropout = s.sample_dropout();
+      p.time = this->time(t);
+      p.first_sample = static_cast<uint32_t>(first);
+      p.in = s.decoders[0].weight.template const_data_ptr<S>();
+      p.out = masked();
+      this->kernels.mask_rows(this->launch, p);
+      masked_time = this->time(t);
+      masked_first = first;
+    }
+    return masked.tensor()[k - first];
   }
 
-  at::Tensor masked;  // [V,H]
+  const int64_t held;                           // samples whose weights are masked together
+  Buffer<S> masked;                             // [held,V,H]
+  int64_t masked_time = -1, masked_first = -1;  // what is in `masked`
 };
 
 // Predictions of K decoders for one state, or of one decoder for K states.
@@ -280,13 +494,18 @@ class Heads final : public MixtureStage<S> {
   int64_t decoder(int64_t k) const { return one_state() ? k : 0; }
   int64_t row(int64_t k, int64_t b) const { return one_state() ? b : k * s.B + b; }
 
+  // One decoder for all rows there are: one product.
+  bool at_once(int64_t rows) const { return !one_state() && rows == s.B; }
+
   void decode(int64_t, const S* top, int64_t b, int64_t rows) override {
+    if (at_once(rows)) return to_vocab[0].multiply(s.R, top, this->logits(), this->bias());
     for (int64_t k = 0; k < K; ++k)
       to_vocab[decoder(k)].multiply(rows, top + row(k, b) * s.H, this->logits() + k * rows * s.V,
                                     this->bias(decoder(k)));
   }
 
   void decode_back(int64_t, int64_t b, int64_t rows) override {
+    if (at_once(rows)) return to_hidden[0].multiply(s.R, this->logits(), this->dh());
     for (int64_t k = 0; k < K; ++k)
       to_hidden[decoder(k)].multiply(rows, this->logits() + k * rows * s.V, this->dh(row(k, b)),
                                      nullptr,
@@ -304,6 +523,8 @@ std::unique_ptr<SignalStage<S>> make_mixture_stage(const Sequence& s) {
     case MixtureKind::kUnitMasks:
       return std::make_unique<UnitMasks<S>>(s);
     case MixtureKind::kSharedMasks:
+      if (kernels_for<S>(s.input.device()).shared_decode == nullptr)
+        return std::make_unique<GatheredMasks<S>>(s);
       return std::make_unique<SharedMasks<S>>(s);
     case MixtureKind::kWeightMasks:
       return std::make_unique<WeightMasks<S>>(s);

@@ -1,5 +1,6 @@
 #include "reader.h"
 
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/logsumexp.h>
@@ -41,6 +42,7 @@ class DeferredStage final : public SignalStage<S> {
       stream_scratch = Buffer<A>({kernels.stream_scratch(s.B, s.H)}, s.h0.options());
     if (!stream_scratch || s.options.step == StepKind::kBacktracking)
       decode = ConstantMatrix<S>(weight, true, kSteps, s.B);
+    scratch = softmax_scratch(kernels, s.B, s.V, s.h0.device());
     if (!stream_scratch) {
       decode_back = ConstantMatrix<S>(weight, false, kSteps, s.B);
       probabilities = Buffer<A>({s.B, s.V}, s.h0.options());
@@ -76,6 +78,7 @@ class DeferredStage final : public SignalStage<S> {
       p.logits = probabilities();
       p.direction = probabilities();
       p.delta = log_sum();
+      p.scratch = scratch();
       kernels.softmax_signal(launch, p);
       decode_back.multiply(s.B, probabilities(), expected());
     }
@@ -111,6 +114,7 @@ class DeferredStage final : public SignalStage<S> {
     p.logits = trial_logits();
     p.targets = gold();
     p.delta = delta;
+    p.scratch = scratch();
     kernels.softmax_signal(launch, p);
   }
 
@@ -131,7 +135,8 @@ class DeferredStage final : public SignalStage<S> {
   Buffer<A> expected, dh;   // [B,H]
   Buffer<A> scale;          // [B]
   Buffer<A> stream_scratch;
-  Buffer<int64_t> gold;  // [B]
+  Buffer<uint8_t> scratch;  // of softmax_signal
+  Buffer<int64_t> gold;     // [B]
 };
 
 template <typename S>
@@ -157,6 +162,7 @@ class TypedReader final : public StepReader {
   }
 
   at::Tensor feed(const at::Tensor& tokens, const OptionalTensor& labels) override {
+    check_stream();
     check_tokens("tokens", tokens, embedding.size(0), false);
     if (s.options.classifies()) {
       TORCH_CHECK_VALUE(labels.has_value(), "labels must be given for a classifier (",
@@ -180,11 +186,13 @@ class TypedReader final : public StepReader {
       return deferred->predict(forward->signal_input(0));
     }
     if (s.options.recodes()) forward->recode(0);
+    check_launches(s.input.device());
     return predict();
   }
 
   void finish(const at::Tensor& gold) override {
     TORCH_CHECK_VALUE(waits, "there is no step to finish: feed a token first");
+    check_stream();
     check_tokens("gold", gold, s.V, true);
     deferred->gold_tokens().tensor().copy_(gold);
     ignored_rows(gold);
@@ -205,6 +213,12 @@ class TypedReader final : public StepReader {
   int64_t time() const override { return s.options.time + (read_anything ? 1 : 0); }
 
  private:
+  // Kernels go on launching where they began; multiplications follow the current stream.
+  void check_stream() const {
+    TORCH_CHECK_VALUE(launch_on(s.input.device()).stream == stream,
+                      "a reader must be used on the CUDA stream that was current when it was made");
+  }
+
   void check_tokens(const char* name, const at::Tensor& tokens, int64_t limit, bool may_ignore) {
     TORCH_CHECK_VALUE(tokens.sizes() == at::IntArrayRef({s.B}), name, " must have shape [B] = [",
                       s.B, "], got ", tokens.sizes());
@@ -213,7 +227,10 @@ class TypedReader final : public StepReader {
     TORCH_CHECK_VALUE(tokens.device() == s.input.device(), name, " must be on ", s.input.device(),
                       ", got ", tokens.device());
     check_targets_in_range(name, tokens, limit);
-    if (!may_ignore && tokens.is_cpu())
+    if (may_ignore) return;
+    if (!host_reads(tokens.device()))
+      at::_assert_async((tokens >= 0).all(), "tokens must not be ignored");
+    else
       TORCH_CHECK_VALUE(tokens.min().item<int64_t>() >= 0, name, " must not be ignored: got ",
                         kIgnoreTarget);
   }
@@ -231,14 +248,12 @@ class TypedReader final : public StepReader {
     s.active.fill_(1);
     if (probability < 1) {
       // As RecodingLSTMBase draws it for a whole sequence.
-      const Dropout skip = s.dropout_of(kSkipStream, 1 - probability);
-      for (int64_t b = 0; b < s.B; ++b) {
-        float factor[4];
-        dropout_quad<float>(skip, static_cast<uint32_t>(s.options.time), 0,
-                            static_cast<uint32_t>(b), 0, factor);
-        if (factor[0] == 0)
-          for (int64_t r = b; r < s.R; r += s.B) s.active[0][r] = 0;
-      }
+      const Buffer<A> kept({s.B}, s.h0.options());
+      kernels_for<S>(s.input.device())
+          .dropout_mask(launch_on(s.input.device()),
+                        DropoutMask<A>{s.B, 1, s.dropout_of(kSkipStream, 1 - probability),
+                                       static_cast<uint32_t>(s.options.time), 0, kept()});
+      s.active.view({s.R / s.B, s.B}).mul_(kept.tensor().ne(0));
     }
     if (labels.has_value()) {
       s.labels[0].copy_(*labels);
@@ -276,6 +291,7 @@ class TypedReader final : public StepReader {
   std::vector<LinearMap> predictors;        // whose predictions are averaged
   std::vector<ConstantMatrix<S>> decoders;  // [H -> V] of each
   at::Tensor input_mask;                    // [R,I] or undefined
+  void* const stream = launch_on(s.input.device()).stream;
   bool read_anything = false, waits = false;
 };
 
@@ -290,6 +306,7 @@ Reader::Reader(const at::Tensor& embedding, const at::Tensor& h0, const at::Tens
                std::vector<int64_t> classifier_states, bool recode_h, bool recode_c,
                std::string step_kind, double shrink, int64_t trials, int64_t time,
                double probability) {
+  const c10::DeviceGuard guard(embedding.device());
   Options options;
   parse_signal(signal, options);
   options.argmax = argmax;

@@ -3,6 +3,7 @@
 // by fused_recoder/reader.py, which makes a new one when a parameter changes.
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/custom_class.h>
 
 #include <memory>
@@ -38,10 +39,14 @@ class Reader : public torch::CustomClassHolder {
   // Reads tokens [B] and predicts the next: log probabilities [B,V]. Completes the recoding of the
   // step before, whose gold tokens these are. labels [B]: of classifiers.
   at::Tensor feed(const at::Tensor& tokens, const OptionalTensor& labels) {
+    const c10::DeviceGuard guard(tokens.device());
     return reader_->feed(tokens, labels);
   }
   // Completes the recoding of the last step without reading on.
-  void finish(const at::Tensor& gold) { reader_->finish(gold); }
+  void finish(const at::Tensor& gold) {
+    const c10::DeviceGuard guard(gold.device());
+    reader_->finish(gold);
+  }
   at::Tensor h() const { return reader_->h(); }  // [L,R,H] as recoded so far
   at::Tensor c() const { return reader_->c(); }
   at::Tensor delta() const { return reader_->delta(); }  // [B] of the last completed recoding

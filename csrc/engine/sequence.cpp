@@ -1,5 +1,6 @@
 #include "sequence.h"
 
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
@@ -83,11 +84,15 @@ StepKind parse_step(c10::string_view name) {
 
 at::Tensor widen(const at::Tensor& t) {
   const bool half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
-  return (half && t.is_cpu() ? t.to(at::kFloat) : t).contiguous();
+  return (half ? t.to(at::kFloat) : t).contiguous();
 }
 
 void check_targets_in_range(const char* name, const at::Tensor& targets, int64_t vocab) {
-  if (!targets.is_cpu()) return;  // on a GPU the kernel asserts: looking here would synchronise
+  if (!host_reads(targets.device())) {
+    const at::Tensor valid = ((targets >= 0) & (targets < vocab)) | (targets == kIgnoreTarget);
+    at::_assert_async(valid.all(), std::string(name) + " out of range");
+    return;
+  }
   const at::Tensor flat = targets.reshape({-1});  // [N]
   const int64_t* data = flat.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < flat.numel(); ++i)
@@ -223,8 +228,12 @@ void check_step(const Arguments& a, Sequence& s) {
   TORCH_CHECK_TYPE(is_floating(a.step.scalar_type()), "step must be floating point, got ",
                    a.step.scalar_type());
   s.step = a.step.to(compute).contiguous();
-  if (s.step.is_cpu())
-    TORCH_CHECK_VALUE(at::isfinite(s.step).all().item<bool>(), "step must be finite, got ", s.step);
+  const at::Tensor finite = at::isfinite(s.step).all();
+  if (host_reads(s.step.device())) {
+    TORCH_CHECK_VALUE(finite.item<bool>(), "step must be finite, got ", s.step);
+  } else {
+    at::_assert_async(finite, "step must be finite");
+  }
   if (o.step == StepKind::kBacktracking)
     TORCH_CHECK_VALUE(o.trials >= 1 && o.shrink > 0 && o.shrink < 1,
                       "backtracking needs trials >= 1 and shrink in (0, 1), got ", o.trials,
@@ -274,7 +283,9 @@ void check_positions(const Arguments& a, Sequence& s) {
     check_tensor("lengths", lengths, {s.B}, "[B]", a.input);
     TORCH_CHECK_TYPE(lengths.scalar_type() == at::kLong, "lengths must be int64, got ",
                      lengths.scalar_type());
-    if (lengths.is_cpu()) {
+    if (!host_reads(lengths.device())) {
+      at::_assert_async(((lengths >= 1) & (lengths <= s.T)).all(), "lengths must be in [1, T]");
+    } else {
       const int64_t shortest = lengths.min().item<int64_t>();
       const int64_t longest = lengths.max().item<int64_t>();
       TORCH_CHECK_VALUE(shortest >= 1 && longest <= s.T, "lengths must be between 1 and T = ", s.T,
@@ -361,10 +372,13 @@ Sequence make_sequence(const Arguments& a, const Options& options) {
   const bool random = options.dropout > 0 || options.output_dropout > 0 || options.sample_p > 0;
   TORCH_CHECK_VALUE(!random || a.seed.has_value(), "seed must be given where there is dropout");
   if (a.seed.has_value()) {
-    check_tensor("seed", *a.seed, {1}, "[1]", input);
     TORCH_CHECK_TYPE(a.seed->scalar_type() == at::kLong, "seed must be int64, got ",
                      a.seed->scalar_type());
-    s.seed = a.seed->contiguous();
+    // One that the host drew tells it the masks; the kernels read it from their device.
+    const bool from_host = a.seed->is_cpu() && !input.is_cpu();
+    check_tensor("seed", *a.seed, {1}, "[1]", from_host ? *a.seed : input);
+    if (host_reads(a.seed->device())) s.host_seed = a.seed->contiguous();
+    s.seed = a.seed->to(input.device()).contiguous();
   }
   if (options.signal != SignalKind::kNone)
     TORCH_CHECK_VALUE(options.states() > 0, "states must name h, c or both");

@@ -113,7 +113,7 @@ struct Arguments {
   OptionalTensor seed;             // [1] int64
 };
 
-// Half precision on the CPU is computed in float: widened here, once per sequence.
+// Half precision is computed in float: widened here, once per sequence.
 at::Tensor widen(const at::Tensor& t);
 
 struct Sequence {
@@ -131,12 +131,13 @@ struct Sequence {
   at::Tensor step;                                   // [L,S] of the accumulation type
   std::vector<std::vector<LinearMap>> step_network;  // [L*S]
   at::Tensor gate;                                   // [1] or undefined
-  at::Tensor targets;  // [T,B] int64 or undefined; -100 behind the end and where ignored
-  at::Tensor labels;   // [T,B] likewise, of classifiers
-  at::Tensor counted;  // [T,B] bool or undefined: has a signal
-  at::Tensor live;     // [T,R] uint8 or undefined: inside its sequence
-  at::Tensor active;   // [T,R] uint8 or undefined: to be recoded
-  at::Tensor seed;     // [1] int64 or undefined
+  at::Tensor targets;    // [T,B] int64 or undefined; -100 behind the end and where ignored
+  at::Tensor labels;     // [T,B] likewise, of classifiers
+  at::Tensor counted;    // [T,B] bool or undefined: has a signal
+  at::Tensor live;       // [T,R] uint8 or undefined: inside its sequence
+  at::Tensor active;     // [T,R] uint8 or undefined: to be recoded
+  at::Tensor seed;       // [1] int64 or undefined
+  at::Tensor host_seed;  // the same where the host may read it; else undefined
 
   // The one decoder that an ensemble is which predicts with mean logits.
   LinearMap mean_decoder() const;

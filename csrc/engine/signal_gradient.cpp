@@ -1,5 +1,7 @@
 // Decoder-level ops for any model: the signal of given hidden states, its gradient in them, and
 // the backward pass of both. Works in chunks of rows: [N,V] is never held.
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 
 #include "context.h"
@@ -78,6 +80,7 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
   const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
   const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum);
+  const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, a.V, accum.device());
   for (int64_t start = 0; start < a.N; start += chunk) {
     const int64_t rows = std::min(chunk, a.N - start);
     const at::Tensor part = logits.narrow(0, 0, rows);
@@ -92,10 +95,12 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
     p.direction = part.mutable_data_ptr<S>();
     p.delta = delta(start);
     p.scale = scale(start);
+    p.scratch = rows == chunk ? scratch() : nullptr;  // fewer rows may be split into more blocks
     kernels.softmax_signal(launch, p);
     decode_back.multiply(rows, part.const_data_ptr<S>(), grad.mutable_data_ptr<A>() + start * a.H);
   }
   grad.mul_(scale.tensor().unsqueeze(1));
+  check_launches(accum.device());
   return {delta.tensor(), grad.to(a.io_type)};
 }
 
@@ -117,6 +122,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
   const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
   const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum), bars = at::empty({chunk, a.V}, accum);
+  const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, a.V, accum.device());
   for (int64_t start = 0; start < a.N; start += chunk) {
     const int64_t rows = std::min(chunk, a.N - start);
     const at::Tensor l = logits.narrow(0, 0, rows), bar = bars.narrow(0, 0, rows);
@@ -132,6 +138,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
     p.delta_bar = d(start);
     p.u_bar = bar.mutable_data_ptr<A>();
     p.u = l.mutable_data_ptr<A>();
+    p.scratch = rows == chunk ? scratch() : nullptr;
     kernels.softmax_signal_backward(launch, p);
     decode_back.multiply(rows, bar.const_data_ptr<S>(),
                          hidden_bar.mutable_data_ptr<A>() + start * a.H);
@@ -139,6 +146,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
     add_outer<S>(weight_bar, l, v_rows);  // l holds u
     bias_bar.add_(bar.sum(0));
   }
+  check_launches(accum.device());
   return {hidden_bar.to(a.io_type), weight_bar.to(a.io_type), bias_bar.to(a.io_type)};
 }
 
@@ -149,6 +157,7 @@ std::tuple<at::Tensor, at::Tensor> signal_gradient(const at::Tensor& hidden,
                                                    const OptionalTensor& bias,
                                                    const OptionalTensor& targets,
                                                    c10::string_view signal) {
+  const c10::DeviceGuard guard(hidden.device());
   const Checked a = check(hidden, weight, bias, targets, signal);
   return a.hidden.scalar_type() == at::kDouble ? run<double>(a) : run<float>(a);
 }
@@ -157,6 +166,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> signal_gradient_backward(
     const at::Tensor& delta_bar, const at::Tensor& grad_bar, const at::Tensor& hidden,
     const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& targets,
     c10::string_view signal) {
+  const c10::DeviceGuard guard(hidden.device());
   const Checked a = check(hidden, weight, bias, targets, signal);
   TORCH_CHECK_VALUE(delta_bar.sizes() == at::IntArrayRef({a.N}),
                     "delta_bar must have shape [N], got ", delta_bar.sizes());

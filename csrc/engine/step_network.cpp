@@ -1,9 +1,7 @@
 #include "step_network.h"
 
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/relu.h>
-#include <ATen/ops/softplus.h>
 #include <ATen/ops/softplus_backward.h>
 
 namespace fused_recoder {
@@ -13,21 +11,21 @@ StepNetwork<S>::StepNetwork(const std::vector<LinearMap>& maps, int64_t calls, i
     : rows_(rows), maps_(maps) {
   for (const LinearMap& map : maps) {
     matrices_.emplace_back(map.weight, true, calls, rows);
-    hidden_.push_back(at::empty({rows, map.weight.size(0)}, map.weight.options()));
+    if (matrices_.size() < maps.size())
+      hidden_.push_back(at::empty({rows, map.weight.size(0)}, map.weight.options()));
   }
 }
 
 template <typename S>
-void StepNetwork<S>::predict(const S* states, A* sizes) const {
+void StepNetwork<S>::predict(const S* states, A* before_softplus) const {
   const S* x = states;
   for (size_t i = 0; i < maps_.size(); ++i) {
-    matrices_[i].multiply(rows_, x, hidden_[i].template mutable_data_ptr<A>(),
-                          maps_[i].bias.template const_data_ptr<A>());
-    if (i + 1 < maps_.size()) hidden_[i].relu_();
-    x = hidden_[i].template const_data_ptr<S>();
+    const bool last = i + 1 == maps_.size();
+    A* out = last ? before_softplus : hidden_[i].template mutable_data_ptr<A>();
+    matrices_[i].multiply(rows_, x, out, maps_[i].bias.template const_data_ptr<A>(),
+                          /*accumulate=*/false, /*relu=*/!last);
+    x = out;
   }
-  at::Tensor out = at::from_blob(sizes, {rows_, 1}, hidden_.back().options());
-  at::softplus_out(out, hidden_.back());
 }
 
 template class StepNetwork<float>;

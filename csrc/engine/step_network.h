@@ -14,14 +14,14 @@ class StepNetwork {
   // Will be called `calls` times with `rows` rows.
   StepNetwork(const std::vector<LinearMap>& maps, int64_t calls, int64_t rows);
 
-  // states [rows,H] -> sizes [rows]
-  void predict(const S* states, A* sizes) const;
+  // states [rows,H] -> what the softplus of is the sizes [rows]
+  void predict(const S* states, A* before_softplus) const;
 
  private:
   int64_t rows_;
   std::vector<LinearMap> maps_;
   std::vector<ConstantMatrix<S>> matrices_;
-  std::vector<at::Tensor> hidden_;  // [rows, out of each map]
+  std::vector<at::Tensor> hidden_;  // [rows, out of each map but the last]
 };
 
 // Gradients of weights and biases (in the order of step_network), given the states [N,H] and the

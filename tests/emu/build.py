@@ -27,14 +27,16 @@ VARIANTS = {
     "address": ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
     "thread": ["-O1", "-g1", "-fsanitize=thread", "-DEMU_TSAN=1"],
     "coverage": ["-O0", "--coverage"],
+    "module": ["-O2", "-fPIC"],
 }
 SHIM_FLAGS = {"thread": ["-O2", "-g", "-DEMU_TSAN=1"], "coverage": ["-O2"]}
-LINK_FLAGS = {"thread": ["-fsanitize=thread"]}
+LINK_FLAGS = {"thread": ["-fsanitize=thread"], "module": ["-shared"]}
 COMMON = ["-std=c++20", "-Wall", "-Wextra", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
           "-Wno-psabi"]  # fmt: skip
 SHIM = ["scheduler.cpp", "fiber.cpp"]
 KERNELS = "csrc/kernels/cuda/kernels.cu"
 CPU_KERNELS = "csrc/kernels/cpu/kernels.cpp"
+BACKEND = "backend.so"  # of the variant "module": see backend.cpp
 
 
 def missing() -> str | None:
@@ -46,6 +48,19 @@ def missing() -> str | None:
     if cuda_toolkit.find_include() is None:
         return "no CUDA headers: set CUDA_HOME or pip install nvidia-cuda-runtime nvidia-cuda-crt"
     return None
+
+
+def _torch_includes() -> list[str]:
+    from torch.utils.cpp_extension import include_paths
+
+    return [f"-isystem {path}" for path in include_paths()]
+
+
+def _extension() -> str:
+    """The extension whose kernels are to be replaced: the one that this process imports."""
+    from fused_recoder import _C
+
+    return _C.__file__
 
 
 def _write_rules(folder: Path, variant: str) -> None:
@@ -61,7 +76,8 @@ def _write_rules(folder: Path, variant: str) -> None:
             depfile="$out.d",
             deps="gcc",
         )
-        writer.rule("link", f"g++ {' '.join(LINK_FLAGS.get(variant, own))} $in -o $out")
+        link = LINK_FLAGS.get(variant, own)
+        writer.rule("link", f"g++ {' '.join(link)} $in -o $out")
 
         def compile(source: Path, own: list[str]) -> str:
             built = str(Path(*source.relative_to(ROOT).parts).with_suffix(".o")).replace("/", "_")
@@ -70,6 +86,11 @@ def _write_rules(folder: Path, variant: str) -> None:
             return built
 
         shim = [compile(HERE / name, SHIM_FLAGS.get(variant, own)) for name in SHIM]
+        if variant == "module":
+            objects = [compile(HERE / "backend.cpp", [*own, *_torch_includes()]),
+                       compile(ROOT / KERNELS, own), *shim]  # fmt: skip
+            writer.build(BACKEND, "link", [*objects, _extension()])
+            return
         writer.build("detectors", "link", [compile(HERE / "test_detectors.cpp", own), *shim])
         checks = [compile(path, own) for path in sorted(HERE.glob("check_*.cpp"))]
         kernels = compile(ROOT / KERNELS, own)

@@ -43,6 +43,12 @@
 #define DEVICE_ASSERT(condition) \
   ((condition) ? void() : ::emu::assertion_failed(#condition, {__FILE__, __LINE__}))
 
+#ifdef EMU_TSAN
+#define COUNT_BYTES(bytes)  // would be a race itself
+#else
+#define COUNT_BYTES(bytes) (::emu::bytes_moved += (bytes))
+#endif
+
 namespace emu {
 
 template <typename... Parameter>

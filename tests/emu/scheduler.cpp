@@ -21,7 +21,7 @@ extern "C" char __stop_emu_shared[] __attribute__((weak));
 namespace emu {
 
 Options options;
-long launches = 0;
+long launches = 0, bytes_moved = 0;
 uint3 thread_index, block_index;
 dim3 block_shape, grid_shape;
 void* dynamic_shared;

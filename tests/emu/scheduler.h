@@ -23,8 +23,8 @@ struct Error : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Launches since the start of the process.
-extern long launches;
+// Launches since the start of the process, and bytes that vector loads and stores have moved.
+extern long launches, bytes_moved;
 
 // What the running CUDA thread sees as threadIdx, blockIdx, blockDim, gridDim.
 extern uint3 thread_index, block_index;

@@ -21,6 +21,8 @@
 
 #define DEVICE_ASSERT(condition) assert(condition)
 
+#define COUNT_BYTES(bytes)  // read from or written to global memory: counted by the tests
+
 #else
 
 #include "cuda_emu.h"  // in tests/emu

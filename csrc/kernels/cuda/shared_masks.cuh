@@ -83,7 +83,10 @@ __global__ void __launch_bounds__(kUnitThreads) gather_units_kernel(const Gather
     for (int64_t i = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; i < p.length;
          i += int64_t(gridDim.y) * blockDim.x) {
       const int unit = listed[i];
-      out[i] = convert<S>(unit < 0 ? A(0) : factor * convert<A>(h[unit]));
+      A value[1] = {0};
+      if (unit >= 0) load<1>(value, h + unit);
+      value[0] *= factor;
+      store<1>(out + i, value);
     }
     return;
   }
@@ -108,11 +111,14 @@ __global__ void __launch_bounds__(kUnitThreads) scatter_units_kernel(const Scatt
     A sum = A(0);
     for (int64_t sample = 0; sample < p.samples; ++sample) {
       const int place = p.place[sample * H + j];
-      if (place >= 0) sum += p.back[(sample * p.rows + row) * p.length + place];
+      A back[1] = {0};
+      if (place >= 0) load<1>(back, p.back + (sample * p.rows + row) * p.length + place);
+      sum += back[0];
     }
-    sum *= static_cast<A>(p.factor);
-    A* dh = p.dh + row * H + j;
-    *dh = p.base_factor == 0 ? sum : static_cast<A>(p.base_factor) * *dh + sum;
+    A dh[1] = {0};
+    if (p.base_factor != 0) load<1>(dh, p.dh + row * H + j);
+    dh[0] = static_cast<A>(p.base_factor) * dh[0] + static_cast<A>(p.factor) * sum;
+    store<1>(p.dh + row * H + j, dh);
   }
 }
 

@@ -52,6 +52,7 @@ __device__ __forceinline__ __nv_bfloat16 convert(float value) {
 // `from` is aligned to kAlignment<T, N>.
 template <int N, typename A, typename T>
 __device__ __forceinline__ void load(A* to, const T* from) {
+  COUNT_BYTES(sizeof(Pack<T, N>));
   const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = convert<A>(pack.at[i]);
@@ -59,6 +60,7 @@ __device__ __forceinline__ void load(A* to, const T* from) {
 
 template <int N, typename T, typename A>
 __device__ __forceinline__ void store(T* to, const A* from) {
+  COUNT_BYTES(sizeof(Pack<T, N>));
   Pack<T, N> pack;
 #pragma unroll
   for (int i = 0; i < N; ++i) pack.at[i] = convert<T>(from[i]);

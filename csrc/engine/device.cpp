@@ -1,0 +1,101 @@
+#include "device.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace fused_recoder {
+
+namespace baseline {
+extern const CpuKernels cpu_kernels;
+}
+#ifdef FR_X86
+namespace avx2 {
+extern const CpuKernels cpu_kernels;
+}
+namespace avx512 {
+extern const CpuKernels cpu_kernels;
+}
+#endif
+
+namespace {
+
+// The best instruction set of this machine; FUSED_RECODER_ISA asks for a lesser one.
+const CpuKernels& pick_cpu_kernels() {
+  const char* variable = std::getenv("FUSED_RECODER_ISA");
+  const std::string wanted = variable != nullptr ? variable : "";
+  TORCH_CHECK_VALUE(
+      wanted.empty() || wanted == "baseline" || wanted == "avx2" || wanted == "avx512",
+      "FUSED_RECODER_ISA must be baseline, avx2 or avx512, got '", wanted, "'");
+#ifdef FR_X86
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  TORCH_CHECK_VALUE(wanted != "avx512" || has_avx512,
+                    "FUSED_RECODER_ISA=avx512, but this CPU has no AVX-512");
+  TORCH_CHECK_VALUE(wanted != "avx2" || has_avx2,
+                    "FUSED_RECODER_ISA=avx2, but this CPU has no AVX2");
+  if (has_avx512 && (wanted.empty() || wanted == "avx512")) return avx512::cpu_kernels;
+  if (has_avx2 && wanted != "baseline") return avx2::cpu_kernels;
+#endif
+  return baseline::cpu_kernels;
+}
+
+const CpuKernels& cpu_kernels() {
+  static const CpuKernels& picked = pick_cpu_kernels();
+  return picked;
+}
+
+void parallel_for(int64_t count, int64_t grain, Launch::Body body, const void* context) {
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+}
+
+constexpr int kDeviceTypes = static_cast<int>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
+
+Backend& entry(c10::DeviceType type) {
+  static Backend backends[kDeviceTypes] = {};
+  Backend& backend = backends[static_cast<int>(type)];
+  if (type == c10::kCPU && backend.f32 == nullptr)
+    backend = {cpu_kernels().f32, cpu_kernels().f64, /*host_reads=*/true, nullptr, nullptr};
+  return backend;
+}
+
+}  // namespace
+
+void set_backend(c10::DeviceType type, const Backend& backend) { entry(type) = backend; }
+
+const Backend& backend_of(c10::DeviceType type) {
+  const Backend& backend = entry(type);
+  TORCH_CHECK(backend.f32 != nullptr, "fused_recoder has no kernels for device ", type);
+  return backend;
+}
+
+const char* cpu_instruction_set() { return cpu_kernels().name; }
+
+template <>
+const Kernels<float>& kernels_for<float>(const c10::Device& device) {
+  return *backend_of(device.type()).f32;
+}
+
+template <>
+const Kernels<double>& kernels_for<double>(const c10::Device& device) {
+  return *backend_of(device.type()).f64;
+}
+
+Launch launch_on(const c10::Device& device) {
+  const Backend& backend = backend_of(device.type());
+  void* stream = backend.current_stream ? backend.current_stream(device.index()) : nullptr;
+  return Launch{parallel_for, stream};
+}
+
+bool host_reads(const c10::Device& device) { return backend_of(device.type()).host_reads; }
+
+void check_launches(const c10::Device& device) {
+  const Backend& backend = backend_of(device.type());
+  if (backend.check_launches != nullptr) backend.check_launches();
+}
+
+}  // namespace fused_recoder

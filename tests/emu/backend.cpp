@@ -1,0 +1,30 @@
+// CUDA's kernels, run by the shim, in the place of the CPU's: the whole extension then works on CPU
+// tensors as it would on a GPU. Loaded into a process that has imported fused_recoder.
+#include "../../csrc/engine/device.h"
+#include "scheduler.h"
+#include "tables.h"
+
+using namespace fused_recoder;
+
+namespace {
+
+const Backend& cpu() {
+  static const Backend kept = backend_of(c10::kCPU);
+  return kept;
+}
+
+}  // namespace
+
+// `host_reads`: whether the engine may look at values, which it may not on a GPU.
+extern "C" void emu_install(bool host_reads) {
+  cpu();
+  set_backend(c10::kCPU, {cuda_kernels.f32, cuda_kernels.f64, host_reads, nullptr, nullptr});
+}
+
+extern "C" void emu_uninstall() { set_backend(c10::kCPU, cpu()); }
+
+extern "C" long emu_launches() { return emu::launches; }
+extern "C" long emu_bytes_moved() { return emu::bytes_moved; }
+
+// 0 forward, 1 reverse, 2 random
+extern "C" void emu_set_order(int order) { emu::options.order = static_cast<emu::Order>(order); }
