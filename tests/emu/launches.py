@@ -3,7 +3,7 @@ counted by PyTorch's profiler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -39,6 +39,15 @@ def _product(event, itemsize: int) -> tuple[int, int]:
     return itemsize * elements, 2 * rows * inner * columns
 
 
+def _library_calls(event) -> Iterator:
+    """What the engine itself calls: through autograd's wrappers, not into the library."""
+    for child in event.cpu_children:
+        if child.name.startswith("aten::"):
+            yield child
+        elif not child.name.startswith("fused_recoder::"):
+            yield from _library_calls(child)
+
+
 def count(op: str, call: Callable[[], object], itemsize: int) -> Counts:
     """Of the calls of `fused_recoder::op` inside `call()`."""
     with kernels_of_cuda() as launches:
@@ -47,11 +56,11 @@ def count(op: str, call: Callable[[], object], itemsize: int) -> Counts:
             call()
         launched, moved = launches() - launched, bytes_moved() - moved
     calls = [
-        child
+        call
         for event in recorded.events()
         if event.name == f"fused_recoder::{op}"
-        for child in event.cpu_children
-        if child.name not in FREE
+        for call in _library_calls(event)
+        if call.name not in FREE
     ]
     products = [_product(event, itemsize) for event in calls if event.name in PRODUCTS]
     return Counts(
