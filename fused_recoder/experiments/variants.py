@@ -1,0 +1,54 @@
+"""The models that are compared, by name: what each changes in the baseline's settings."""
+
+from __future__ import annotations
+
+from .scales import Scale
+
+BASELINE = "baseline"
+
+
+def gold(signal: str, step: float | str, states: str = "hc", **options) -> dict[str, dict]:
+    """`surprisal` or `nll` recoding."""
+    settings = {"signal": signal, "step": step, "states": states}
+    if options:
+        settings["step_options"] = options
+    return {f"{signal}-{states}-{_text(step)}": settings}
+
+
+def mc_dropout(
+    scale: Scale, step: float | str = 0.001, *, samples: int | None = None, p: float = 0.42
+) -> dict[str, dict]:
+    """The thesis's best dropout rate by default."""
+    samples = samples or scale.default_samples
+    return {
+        f"mc_dropout-{_text(step)}-K{samples}-p{_text(p)}": {
+            "signal": "mc_dropout",
+            "signal_options": {"num_samples": samples, "p": p, **scale.sampling},
+            "step": step,
+            **_start(step),
+        }
+    }
+
+
+def ensemble(
+    scale: Scale, step: float | str = 0.001, *, members: int | None = None, prior: float = 0.29
+) -> dict[str, dict]:
+    """The thesis's prior by default: weights start with a standard deviation of 0.54."""
+    members = members or scale.default_members
+    return {
+        f"ensemble-{_text(step)}-K{members}-prior{_text(prior)}": {
+            "signal": "ensemble",
+            "decoder_options": {"num_members": members, "prior_scale": prior},
+            "step": step,
+            **_start(step),
+        }
+    }
+
+
+def _start(step: float | str) -> dict:
+    """Steps that raise confidence must start small."""
+    return {"step_options": {"init": 0.01}} if isinstance(step, str) else {}
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
