@@ -6,11 +6,13 @@ import argparse
 import functools
 from pathlib import Path
 
-from . import study
+from . import study, tables
 from .jobs import Interrupted, work
+from .plots import draw_table
+from .report import write_results, write_table
 from .scales import SCALES, first_lines
 
-EXPERIMENTS = {"study": study.jobs}
+EXPERIMENTS = {**tables.EXPERIMENTS, "study": study.jobs}
 
 
 def add_parser(commands) -> argparse.ArgumentParser:
@@ -44,6 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name in arguments.experiments or EXPERIMENTS:
             make_jobs = EXPERIMENTS[name]
             work(functools.partial(make_jobs, scale, out, arguments.seeds), out, data, say=say)
+            if name in tables.TABLES:
+                table = tables.TABLES[name](scale, arguments.seeds)
+                say(write_table(table, out))
+                draw_table(table, out)
+            write_results(out)
     except Interrupted:
         say("stopped; start the same command again to go on")
         return 130
