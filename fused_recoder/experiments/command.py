@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import study, tables
-from .jobs import Interrupted, work
+from . import signal_shape, study, study_report, theorems
+from .jobs import Interrupted, Job, work
 from .plots import draw_table
 from .report import write_results, write_table
-from .scales import SCALES, first_lines
+from .scales import SCALES, Scale, first_lines
+from .tables import TABLES, Table
 
-EXPERIMENTS = {**tables.EXPERIMENTS, "study": study.jobs}
+
+@dataclass(frozen=True)
+class Experiment:
+    jobs: Callable[[Scale, Path, int], list[Job]]  # of a scale, folder and number of seeds
+    report: Callable[[Scale, Path, int], str]  # writes tables and figures, returns Markdown
+
+
+def _of_table(make: Callable[[Scale, int], Table]) -> Experiment:
+    def report(scale: Scale, out: Path, seeds: int) -> str:
+        table = make(scale, seeds)
+        draw_table(table, out)
+        return write_table(table, out)
+
+    return Experiment(lambda scale, out, seeds: make(scale, seeds).jobs(), report)
+
+
+EXPERIMENTS = {name: _of_table(make) for name, make in TABLES.items()} | {
+    "theorems": Experiment(theorems.jobs, theorems.report),
+    "signal_shape": Experiment(signal_shape.jobs, signal_shape.report),
+    "study": Experiment(study.jobs, study_report.report),
+}
 
 
 def add_parser(commands) -> argparse.ArgumentParser:
@@ -30,6 +53,9 @@ def add_parser(commands) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the jobs and results")
     parser.add_argument("--scale", choices=list(SCALES), default="smoke", help="size of the models")
     parser.add_argument("--seeds", type=int, default=4, help="runs per model")
+    parser.add_argument(
+        "--report", action="store_true", help="no jobs: tables and figures of what is done"
+    )
     return parser
 
 
@@ -44,12 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     say = functools.partial(print, flush=True)
     try:
         for name in arguments.experiments or EXPERIMENTS:
-            make_jobs = EXPERIMENTS[name]
-            work(functools.partial(make_jobs, scale, out, arguments.seeds), out, data, say=say)
-            if name in tables.TABLES:
-                table = tables.TABLES[name](scale, arguments.seeds)
-                say(write_table(table, out))
-                draw_table(table, out)
+            experiment = EXPERIMENTS[name]
+            if not arguments.report:
+                jobs = functools.partial(experiment.jobs, scale, out, arguments.seeds)
+                work(jobs, out, data, say=say)
+            say(experiment.report(scale, out, arguments.seeds))
             write_results(out)
     except Interrupted:
         say("stopped; start the same command again to go on")

@@ -43,12 +43,18 @@ class Training:
     def about(self) -> dict:
         return {"variant": self.variant, "seed": self.config.seed}
 
+    def check(self, out: Path) -> None:
+        """That a run in its folder is one of these settings."""
+        path = out / self.name / "config.json"
+        if path.exists() and Config.from_dict(json.loads(path.read_bytes())) != self.config:
+            raise ValueError(
+                f"{str(path.parent)!r} holds a run with other settings: choose another folder"
+            )
+
     def run(self, out: Path, data: Path) -> dict:
         folder = out / self.name
         if (folder / CHECKPOINT).exists():
             trainer = Trainer.resume(folder, data)
-            if trainer.config != self.config:
-                raise ValueError(f"{folder} holds a run with other settings: choose another --out")
         else:
             trainer = Trainer(self.config, data, folder)
         with open(folder.parent / f"{self.name}.log", "a") as log, contextlib.redirect_stdout(log):
@@ -77,6 +83,9 @@ class Measurement:
     about: dict
     needs: tuple[str, ...]  # names of training jobs
     measure: Callable[[list[Path], Path], dict]
+
+    def check(self, out: Path) -> None:
+        """Its models are checked as jobs of their own."""
 
     def run(self, out: Path, data: Path) -> dict:
         return {"status": "finished", **self.measure([out / name for name in self.needs], data)}
@@ -108,6 +117,8 @@ def work(
         wanted = list(jobs())
         if len({job.name for job in wanted}) < len(wanted):
             raise ValueError("two jobs have the same name")
+        for job in wanted:
+            job.check(out)
         open_jobs = [job for job in wanted if result(out, job.name) is None and _can(job, out)]
         if not open_jobs:
             found = [result(out, job.name) for job in wanted]

@@ -111,6 +111,7 @@ def _curves(table: Table, runs: dict, out: Path) -> list[Path]:
             right.legend()
             for axis in (left, right):
                 axis.set_xlabel("epoch")
+                axis.locator_params(axis="x", integer=True)
             _end_in_view(left, _column([f for _, fs, _ in lines for f in fs], "train", "loss"))
         return save(figure, out, f"{table.name}-curves")
 

@@ -97,7 +97,7 @@ def markdown(rows: list[dict[str, str]], bold: int | None = None, column: str = 
         rows = [dict(row) for row in rows]
         rows[bold][column] = f"**{rows[bold][column]}**"
     names = list(rows[0])
-    numbers = [n for n in names if n not in ("model", "setting", "change", "step")]
+    numbers = [n for n in names if n not in ("model", "change", "signal", "recoder")]
     head = [f"| {' | '.join(names)} |"]
     head.append("|" + "|".join("---:" if n in numbers else "---" for n in names) + "|")
     return "\n".join(head + [f"| {' | '.join(row.values())} |" for row in rows])

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .jobs import Training, result
+from .ablation import remove_recoder
+from .adapting import dynamic_evaluation
+from .jobs import Job, Measurement, Training, result
 from .scales import Scale
+from .signal_shape import inference_jobs
 from .variants import BASELINE, ensemble, gold, mc_dropout
 
 HYPOTHESIS = "nll-hc-learned"
+WITHOUT = f"without-recoder.{HYPOTHESIS}"
+DYNAMIC = "dynamic-evaluation"
 SIMILAR_PRIOR = 0.01  # ensemble members start like the baseline's decoder
 
 
 def candidates(scale: Scale) -> dict[str, dict]:
     """Most informative first."""
     return {
-        **gold("nll", "learned", init=0.3),
+        **gold("nll", "learned"),
         **gold("nll", 0.3, "c"),
         **gold("nll", 1.0, "c"),
         **gold("surprisal", 5.0),
         **gold("nll", 0.3),
-        **gold("nll", "learned", "c", init=0.3),
+        **gold("nll", "learned", "c"),
         **gold("nll", 0.3, "h"),
-        **gold("surprisal", "learned", init=0.3),
-        **gold("nll", "predicted", init=0.3),
+        **gold("surprisal", "learned"),
+        **gold("nll", "predicted"),
         **mc_dropout(scale),
         **ensemble(scale, prior=SIMILAR_PRIOR),
         **mc_dropout(scale, "learned"),
@@ -36,7 +41,7 @@ def candidates(scale: Scale) -> dict[str, dict]:
     }
 
 
-def jobs(scale: Scale, out: Path, seeds: int) -> list[Training]:
+def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
     """All jobs that are known by now."""
     settings = {BASELINE: {}, **candidates(scale)}
 
@@ -51,7 +56,31 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list[Training]:
     best = best_candidate(out, list(settings)[1:])
     if best not in (None, HYPOTHESIS):
         found += [training(best, seed) for seed in range(2, seeds + 1)]
+    for seed in range(1, seeds + 1):
+        found += _measurements(training(BASELINE, seed), training(HYPOTHESIS, seed))
     return found
+
+
+def _measurements(plain: Training, recoding: Training) -> list[Measurement]:
+    """The models of a seed, read in other ways than they were trained."""
+    seed = plain.config.seed
+
+    def measurement(variant: str, model: Training, measure) -> Measurement:
+        about = {"variant": variant, "seed": seed}
+        return Measurement(f"{variant}.seed{seed}", about, (model.name,), measure)
+
+    return [
+        measurement(WITHOUT, recoding, remove_recoder),
+        *inference_jobs(plain, seed),
+        measurement(f"{DYNAMIC}.{BASELINE}", plain, dynamic_evaluation),
+        measurement(f"{DYNAMIC}.{HYPOTHESIS}", recoding, dynamic_evaluation),
+    ]
+
+
+def measured_variants() -> list[str]:
+    inference = [f"inference.{signal}-{states}" for signal in ("nll", "surprisal")
+                 for states in ("hc", "c")]  # fmt: skip
+    return [WITHOUT, *inference, f"{DYNAMIC}.{BASELINE}", f"{DYNAMIC}.{HYPOTHESIS}"]
 
 
 def best_candidate(out: Path, names: list[str]) -> str | None:

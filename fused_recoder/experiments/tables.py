@@ -5,10 +5,8 @@ Ulmer 2019, chapter "Experiments": test perplexity on PTB, mean and standard dev
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from .ablation import add_recoder, remove_recoder
 from .jobs import Job, Measurement, Training
@@ -201,11 +199,3 @@ TABLES: dict[str, Callable[[Scale, int], Table]] = {
     "dynamic_steps": dynamic_steps,
     "ablation": ablation,
 }
-
-
-def jobs_of(name: str, scale: Scale, out: Path, seeds: int) -> list[Job]:
-    """What `jobs.work` asks for."""
-    return TABLES[name](scale, seeds).jobs()
-
-
-EXPERIMENTS = {name: functools.partial(jobs_of, name) for name in TABLES}

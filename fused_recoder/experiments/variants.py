@@ -7,11 +7,9 @@ from .scales import Scale
 BASELINE = "baseline"
 
 
-def gold(signal: str, step: float | str, states: str = "hc", **options) -> dict[str, dict]:
+def gold(signal: str, step: float | str, states: str = "hc") -> dict[str, dict]:
     """`surprisal` or `nll` recoding."""
-    settings = {"signal": signal, "step": step, "states": states}
-    if options:
-        settings["step_options"] = options
+    settings = {"signal": signal, "step": step, "states": states, **_start(step, 0.3)}
     return {f"{signal}-{states}-{_text(step)}": settings}
 
 
@@ -25,7 +23,7 @@ def mc_dropout(
             "signal": "mc_dropout",
             "signal_options": {"num_samples": samples, "p": p, **scale.sampling},
             "step": step,
-            **_start(step),
+            **_start(step, 0.01),  # steps that raise confidence must start small
         }
     }
 
@@ -40,14 +38,14 @@ def ensemble(
             "signal": "ensemble",
             "decoder_options": {"num_members": members, "prior_scale": prior},
             "step": step,
-            **_start(step),
+            **_start(step, 0.01),  # steps that raise confidence must start small
         }
     }
 
 
-def _start(step: float | str) -> dict:
-    """Steps that raise confidence must start small."""
-    return {"step_options": {"init": 0.01}} if isinstance(step, str) else {}
+def _start(step: float | str, init: float) -> dict:
+    """Where learned and predicted steps start."""
+    return {"step_options": {"init": init}} if isinstance(step, str) else {}
 
 
 def _text(value: float | str) -> str:
