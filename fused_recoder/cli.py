@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 EVAL_SETTINGS = {"signal", "signal_options", "step", "step_options", "states", "device"}
+EXPERIMENTS = "fused-recoder[experiments]"
 FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, RuntimeError)
 
 
@@ -40,13 +41,13 @@ def main(argv: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions, build decision and devices")
     if importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tqdm") is None:
-        for name in ("train", "eval", "reproduce"):
+        for name in ("train", "eval", "analyze", "reproduce"):
             commands.add_parser(name, help="needs: pip install fused-recoder[train]")
         training = False
     else:
         _add_train(commands)
         _add_eval(commands)
-        _add_reproduce(commands)
+        _add_experiments(commands)
         training = True
     commands.add_parser("bench", help="benchmarks, in a clone", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
@@ -136,12 +137,26 @@ def _add_eval(commands) -> None:
             _add_setting(group, setting)
 
 
-def _add_reproduce(commands) -> None:
-    from .experiments import command
+def _add_experiments(commands) -> None:
+    if importlib.util.find_spec("scipy") is None or importlib.util.find_spec("matplotlib") is None:
+        for name in ("analyze", "reproduce"):
+            missing = commands.add_parser(
+                name, help="needs: pip install fused-recoder[experiments]"
+            )
+            _common(missing)
+            missing.set_defaults(run=_needs_experiments)
+        return
+    from .analysis import command as analyze
+    from .experiments import command as reproduce
 
-    parser = command.add_parser(commands)
-    _common(parser)
-    parser.set_defaults(run=command.run)
+    for command in (analyze, reproduce):
+        parser = command.add_parser(commands)
+        _common(parser)
+        parser.set_defaults(run=command.run)
+
+
+def _needs_experiments(arguments: argparse.Namespace) -> int:
+    raise ImportError("more packages are needed: pip install " + EXPERIMENTS)
 
 
 def _add_setting(group, setting: dataclasses.Field) -> None:

@@ -85,10 +85,15 @@ def later_effect(
     """
     recoding = with_recoder(model, signal, step, states)
     mask = torch.full(inputs.shape, others)  # [T, B]
-    mask[at] = False
-    without = recoding(inputs, targets, recode_mask=mask, return_trace=True).trace.delta
-    mask[at] = True
-    trace = recoding(inputs, targets, recode_mask=mask, return_trace=True).trace
+
+    def trace_of(here: bool) -> fr.RecodingTrace:
+        mask[at] = here
+        same_masks = torch.Generator().manual_seed(0)
+        return recoding(
+            inputs, targets, recode_mask=mask, return_trace=True, generator=same_masks
+        ).trace
+
+    without, trace = trace_of(False).delta, trace_of(True)
     # At the step itself what counts is the signal of the re-decoded state.
     recoded = torch.cat([trace.delta_after[at : at + 1], trace.delta[at + 1 :]])  # [T - at, B]
     rows = []

@@ -160,20 +160,20 @@ def _draw(numbers: dict, baseline: list[float], out: Path, seeds: int) -> list[P
 
 def _signal_panel(axis, p, numbers, colours) -> None:
     axis.plot(p, surprisal(p), color=colours["surprisal"], label=r"surprisal $p^{-p}-1$")
-    axis.plot(p, -np.log(p) / 10, color=colours["nll"], label=r"nll $-\log p$, divided by 10")
+    axis.plot(p, -np.log(p) / 40, color=colours["nll"], label=r"nll $-\log p$, divided by 40")
     counts = np.asarray(numbers["histogram"], float)
     share = counts / counts.max() * 0.4
     axis.stairs(share, 10**BINS, fill=True, color="#d3d1cb", label="words of the validation text")
     axis.axvline(PEAK, color="#787774", linewidth=0.8, linestyle=":")
     axis.annotate(
-        f"{numbers['wrong_way']:.0%} of the words", (PEAK, 0.62), (-6, 0),
+        f"← {numbers['wrong_way']:.0%} of the words", (PEAK, 0.48), (-6, 0),
         textcoords="offset points", ha="right", fontsize=8,
     )  # fmt: skip
-    axis.annotate("p = 1/e", (PEAK, 0.7), (-6, 0), textcoords="offset points", ha="right",
+    axis.annotate("p = 1/e", (PEAK, 0.53), (-6, 0), textcoords="offset points", ha="right",
                   fontsize=8)  # fmt: skip
     axis.set_xscale("log")
     axis.set_xlim(1e-7, 1)
-    axis.set_ylim(0, 1.2)
+    axis.set_ylim(0, 0.75)
     axis.set_xlabel("probability p of the gold token")
     axis.set_title("the signals, and where words lie", loc="left")
     axis.legend(loc="upper left")
@@ -184,11 +184,11 @@ def _push_panel(axis, p, colours) -> None:
     axis.plot(p, np.ones_like(p), color=colours["nll"], label="nll: 1")
     axis.axhline(0, color="#787774", linewidth=0.8)
     axis.axvspan(1e-7, PEAK, color=colours["surprisal"], alpha=0.08, linewidth=0)
-    axis.annotate("here the gold token\nbecomes less probable", (3e-6, -0.32), fontsize=8)
+    axis.annotate("here the gold token\nbecomes less probable", (3e-7, -0.15), fontsize=8)
     axis.set_xscale("log")
     axis.set_xlim(1e-7, 1)
     axis.set_xlabel("probability p of the gold token")
-    axis.set_title("factor of the recoding gradient (onehot minus o)", loc="left")
+    axis.set_title(r"factor of $(o - \mathrm{onehot})$ in the gradient", loc="left")
     axis.legend(loc="upper left", bbox_to_anchor=(0, 0.92))
 
 
