@@ -150,7 +150,8 @@ def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, generator) -
         "hx": out.hx,
         "before": before,
         "after": after,
-        "own": before if rnn.signal.sees_labels else after,
+        # Labels must not leak; and where h is not recoded there is nothing new to decode.
+        "own": before if rnn.signal.sees_labels or "h" not in rnn.states else after,
         "delta": trace.delta[0],
         "delta_after": torch.where(mask, trace.delta_after[0], trace.delta[0]),
         "step_size": trace.step_size[:, :, 0],  # [L, S, B]

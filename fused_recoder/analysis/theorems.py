@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch import Tensor
 import fused_recoder as fr
 
 from ..training.data import Batches
+from ..training.model import load_weights
 
 ROUNDING = 1e-12  # relative; everything here is computed in float64
 
@@ -29,21 +28,19 @@ def windows(tokens: np.ndarray, batch_size: int, length: int) -> tuple[Tensor, T
 
 def with_recoder(model: fr.RecodingLanguageModel, signal, step, states) -> fr.RecodingLanguageModel:
     """A float64 copy of a model, with this recoder."""
-    old = copy.deepcopy(model).double().eval()
+    rnn = model.rnn
     new = fr.RecodingLanguageModel(
-        old.encoder.num_embeddings,
-        old.rnn.input_size,
-        old.rnn.hidden_size,
-        old.rnn.num_layers,
+        model.encoder.num_embeddings,
+        rnn.input_size,
+        rnn.hidden_size,
+        rnn.num_layers,
         signal=signal,
         step=step,
         states=states,
-        decoder=old.decoder,
+        bias=rnn.bias,
         dtype=torch.float64,
     )
-    new.encoder = old.encoder
-    own = dict(old.rnn.named_parameters(recurse=False))
-    new.rnn.load_state_dict(own, strict=False)
+    load_weights(new, model.state_dict(), other_recoder=True)
     return new.eval()
 
 
