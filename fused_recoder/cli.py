@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions, build decision and devices")
     if importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tqdm") is None:
-        for name in ("train", "eval", "analyze", "reproduce"):
+        for name in ("train", "eval", "analyze", "reproduce", "search"):
             commands.add_parser(name, help="needs: pip install fused-recoder[train]")
         training = False
     else:
@@ -138,8 +138,9 @@ def _add_eval(commands) -> None:
 
 
 def _add_experiments(commands) -> None:
-    if importlib.util.find_spec("scipy") is None or importlib.util.find_spec("matplotlib") is None:
-        for name in ("analyze", "reproduce"):
+    packages = ("scipy", "sklearn", "optuna", "matplotlib")
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        for name in ("analyze", "reproduce", "search"):
             missing = commands.add_parser(
                 name, help="needs: pip install fused-recoder[experiments]"
             )
@@ -148,8 +149,9 @@ def _add_experiments(commands) -> None:
         return
     from .analysis import command as analyze
     from .experiments import command as reproduce
+    from .experiments import search
 
-    for command in (analyze, reproduce):
+    for command in (analyze, reproduce, search):
         parser = command.add_parser(commands)
         _common(parser)
         parser.set_defaults(run=command.run)

@@ -26,8 +26,10 @@ def windows(tokens: np.ndarray, batch_size: int, length: int) -> tuple[Tensor, T
     return Batches(tokens, batch_size, length)[0]
 
 
-def with_recoder(model: fr.RecodingLanguageModel, signal, step, states) -> fr.RecodingLanguageModel:
-    """A float64 copy of a model, with this recoder."""
+def with_recoder(
+    model: fr.RecodingLanguageModel, signal, step, states, dtype: torch.dtype = torch.float64
+) -> fr.RecodingLanguageModel:
+    """A copy of a model in this precision, with this recoder."""
     rnn = model.rnn
     new = fr.RecodingLanguageModel(
         model.encoder.num_embeddings,
@@ -38,7 +40,7 @@ def with_recoder(model: fr.RecodingLanguageModel, signal, step, states) -> fr.Re
         step=step,
         states=states,
         bias=rnn.bias,
-        dtype=torch.float64,
+        dtype=dtype,
     )
     load_weights(new, model.state_dict(), other_recoder=True)
     return new.eval()

@@ -12,9 +12,9 @@ from ..analysis.dynamic import evaluate_dynamically, gradient_sizes
 from ..training import Corpus, evaluate, load_model
 
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-LEARNING_RATES = (1e-4, 3e-4, 1e-3)
-DECAYS = (0.002, 0.01)
-TUNING_TOKENS = 8_000  # of the validation text, for dynamic evaluation: a batch of one is slow
+LEARNING_RATES = (5e-4, 1e-3, 2e-3)
+DECAYS = (0.001, 0.005)
+TUNING_TOKENS = 5_000  # of the validation text, for dynamic evaluation: a batch of one is slow
 
 
 def recoder_at_inference(

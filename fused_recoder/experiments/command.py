@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import signal_shape, study, study_report, theorems
+from . import interventions, signal_shape, study, study_report, theorems
 from .jobs import Interrupted, Job, work
 from .plots import draw_table
 from .report import write_results, write_table
 from .scales import SCALES, Scale, first_lines
 from .tables import TABLES, Table
+
+INTERVENTIONS = "interventions"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ EXPERIMENTS = {name: _of_table(make) for name, make in TABLES.items()} | {
     "theorems": Experiment(theorems.jobs, theorems.report),
     "signal_shape": Experiment(signal_shape.jobs, signal_shape.report),
     "study": Experiment(study.jobs, study_report.report),
+    INTERVENTIONS: Experiment(interventions.jobs, interventions.report),
 }
 
 
@@ -48,11 +51,16 @@ def add_parser(commands) -> argparse.ArgumentParser:
     parser.add_argument("data", type=Path, help="folder with train.txt, valid.txt and test.txt")
     parser.add_argument(
         "experiments", nargs="*", metavar="experiment",
-        help=f"of {', '.join(EXPERIMENTS)}; all if absent",
+        help=f"of {', '.join(EXPERIMENTS)}; if absent all but the last, which needs --agreement",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder of the jobs and results")
     parser.add_argument("--scale", choices=list(SCALES), default="smoke", help="size of the models")
     parser.add_argument("--seeds", type=int, default=4, help="runs per model")
+    parser.add_argument(
+        "--agreement", type=Path,
+        help=f"folder with giulianelli/ and gulordava/, for {INTERVENTIONS}; the text should cover "
+        "their words, as WikiText-2 does",
+    )  # fmt: skip
     parser.add_argument(
         "--report", action="store_true", help="no jobs: tables and figures of what is done"
     )
@@ -64,15 +72,20 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"experiment must be of {list(EXPERIMENTS)}, got {unknown}")
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
+    names = arguments.experiments or [name for name in EXPERIMENTS if name != INTERVENTIONS]
+    if INTERVENTIONS in names and arguments.agreement is None:
+        raise ValueError(f"{INTERVENTIONS} needs --agreement, the folder of the agreement sets")
     scale, out, data = SCALES[arguments.scale], arguments.out, arguments.data
     if scale.lines is not None:
         data = first_lines(data, scale.lines, out)
     say = functools.partial(print, flush=True)
     try:
-        for name in arguments.experiments or EXPERIMENTS:
+        for name in names:
             experiment = EXPERIMENTS[name]
             if not arguments.report:
                 jobs = functools.partial(experiment.jobs, scale, out, arguments.seeds)
+                if name == INTERVENTIONS:
+                    jobs = functools.partial(jobs, sets=arguments.agreement)
                 work(jobs, out, data, say=say)
             say(experiment.report(scale, out, arguments.seeds))
             write_results(out)

@@ -15,7 +15,7 @@ from .report import markdown, write_jsonl, write_text
 from .scales import Scale
 from .variants import BASELINE
 
-STEPS = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
+STEPS = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 SIGNALS = {
     "nll": lambda: fr.signals.NLL(),
     "surprisal": lambda: fr.signals.Surprisal(),
