@@ -21,7 +21,8 @@ class EnsembleDecoder(nn.Module):
         anchor: `"member"` draws an anchor for each member, `"shared"` one for all (the thesis's
             amortised form).
         predict: `"members"` predicts with the mean of the members' probabilities,
-            `"mean_logits"` with the mean of their logits, which is one decoder.
+            `"mean_logits"` with the mean of their logits, which is one decoder. The signal is the
+            entropy of this prediction; the loss of a language model is the members' in both.
     """
 
     def __init__(

@@ -143,7 +143,8 @@ class Step:
             return F.linear((self.mc_masks * top).flatten(0, 1), weight, bias).view(K, B, -1)
         if signal.name == "ensemble":
             logits = self.decoded(top) @ weight.mT  # [K, B, V]
-            return logits if bias is None else logits + bias.unsqueeze(1)
+            logits = logits if bias is None else logits + bias.unsqueeze(1)
+            return logits.mean(0) if self.rnn.decoder.predict == "mean_logits" else logits
         logits = F.linear(self.decoded(top), weight, bias)
         if signal.name == "variational":
             return logits.view(signal.samples, -1, logits.shape[-1])
@@ -174,6 +175,8 @@ class Step:
             return signal.fn(logits, self.decoded(top), self.targets() if with_targets else None)
         if logits.dim() == 3:
             return entropy(log_mean_softmax(logits))
+        if signal.name == "ensemble":  # of mean logits
+            return entropy(F.log_softmax(logits, -1))
         return signal_value(signal.name, logits, self.gold)
 
     def classified(self, states: dict) -> Tensor:

@@ -138,7 +138,11 @@ class MCDropout(Signal):
 
 
 class Ensemble(Signal):
-    """Predictive entropy of an anchored ensemble; its decoder is an `EnsembleDecoder`."""
+    """Predictive entropy of an anchored ensemble; its decoder is an `EnsembleDecoder`.
+
+    That of the mean of the members' probabilities, or of the softmax of their mean logits, as the
+    decoder predicts.
+    """
 
     name = "ensemble"
 

@@ -169,8 +169,8 @@ def equal_to_entropy(signal, decoder, **options):
     single = torch.nn.Linear(H, V, dtype=torch.float64)
     with torch.no_grad():
         if decoder is not None:
-            single.weight.copy_(decoder.weight[0])
-            single.bias.copy_(decoder.bias[0])
+            single.weight.copy_(decoder.weight.mean(0))
+            single.bias.copy_(decoder.bias.mean(0))
     results = []
     for kind, dec in (("entropy", single), (signal, decoder or single)):
         rnn = fr.FusedRecodingLSTM(I, H, 2, decoder=dec, signal=kind, step=0.7, dtype=torch.float64)
@@ -179,6 +179,11 @@ def equal_to_entropy(signal, decoder, **options):
     want, got = results
     got["output"] = got["output"].reshape(want["output"].shape)
     assert_all_close(got, want, 1e-12)
+
+
+def test_an_ensemble_with_mean_logits_is_one_decoder():
+    decoder = fr.EnsembleDecoder(H, V, 4, predict="mean_logits", dtype=torch.float64)
+    equal_to_entropy(fr.signals.Ensemble(), decoder)
 
 
 @pytest.mark.parametrize("mask", ["unit", "shared", "weight"])

@@ -1,4 +1,5 @@
-// Signals of one prediction: nll, surprisal, entropy. Two GEMMs with the decoder and one pass over
+// Signals of one prediction: nll, surprisal, entropy (also that of an ensemble's mean logits, which
+// are one decoder's). Two GEMMs with the decoder and one pass over
 // the logits; few rows are streamed through W in one pass instead.
 #include "signal_stage.h"
 
@@ -17,25 +18,26 @@ class DecoderStage final : public SignalStage<S> {
   DecoderStage(const Sequence& sequence, const SharedLoss<S>& shared, bool values)
       : s(sequence),
         shared(shared),
+        decoder(s.ensemble ? s.mean_decoder() : s.decoders[0]),
+        kind(s.ensemble ? SignalKind::kEntropy : s.options.signal),
         kernels(kernels_for<S>(s.input.device())),
         launch(launch_on(s.input.device())) {
     const at::TensorOptions accum = s.h0.options();
-    const at::Tensor& weight = s.decoders[0].weight;
     const bool collects = shared.gradients.weight.defined();
     const bool streams = kernels.stream_decode != nullptr && s.B <= kStreamRows && !collects;
     if (streams) {
       stream_scratch = Buffer<A>({kernels.stream_scratch(s.B, s.H)}, accum);
       if (values) trial_dh = Buffer<A>({s.B, s.H}, accum), trial_scale = Buffer<A>({s.B}, accum);
     } else {
-      decode = ConstantMatrix<S>(weight, true, values ? 2 * s.T : s.T, s.B);
-      decode_back = ConstantMatrix<S>(weight, false, s.T, s.B);
+      decode = ConstantMatrix<S>(decoder.weight, true, values ? 2 * s.T : s.T, s.B);
+      decode_back = ConstantMatrix<S>(decoder.weight, false, s.T, s.B);
       if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
       logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
       if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);
     }
     dh = Buffer<A>({s.B, s.H}, accum);
     scale = Buffer<A>({s.B}, accum);
-    if (reads_target(s.options.signal)) {
+    if (reads_target(kind)) {
       chosen = Buffer<int64_t>({s.B}, accum.dtype(at::kLong));
       if (!s.options.argmax) targets = Buffer<int64_t>(s.targets);
     }
@@ -73,15 +75,14 @@ class DecoderStage final : public SignalStage<S> {
 
  private:
   const A* bias() const {
-    const at::Tensor& b = s.decoders[0].bias;
-    return b.defined() ? b.const_data_ptr<A>() : nullptr;
+    return decoder.bias.defined() ? decoder.bias.const_data_ptr<A>() : nullptr;
   }
 
   SoftmaxSignal<S> softmax(A* rows, const int64_t* tokens, A* delta) const {
     SoftmaxSignal<S> p{};
     p.rows = s.B;
     p.vocab = s.V;
-    p.kind = s.options.signal;
+    p.kind = kind;
     p.logits = rows;
     p.targets = tokens;
     p.delta = delta;
@@ -98,9 +99,9 @@ class DecoderStage final : public SignalStage<S> {
     p.rows = s.B;
     p.hidden = s.H;
     p.vocab = s.V;
-    p.kind = s.options.signal;
+    p.kind = kind;
     p.h = top;
-    p.weight = s.decoders[0].weight.template const_data_ptr<S>();
+    p.weight = decoder.weight.template const_data_ptr<S>();
     p.bias = bias();
     p.targets = tokens;
     p.scratch = stream_scratch();
@@ -124,6 +125,8 @@ class DecoderStage final : public SignalStage<S> {
 
   const Sequence& s;
   const SharedLoss<S> shared;
+  const LinearMap decoder;
+  const SignalKind kind;
   const Kernels<S>& kernels;
   const Launch launch;
   ConstantMatrix<S> decode, decode_back;  // [H -> V], [V -> H]

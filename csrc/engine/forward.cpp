@@ -94,8 +94,8 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected
   }
   if (o.loss_shares_gradient())
     shared = {Buffer<A>({T, B}, accum), loss_grads, output, decoder_grads};
-  stage = o.signal == SignalKind::kMixture ? make_mixture_stage<S>(s)
-                                           : make_decoder_stage<S>(s, shared, backtracks || trace);
+  stage =
+      o.mixes() ? make_mixture_stage<S>(s) : make_decoder_stage<S>(s, shared, backtracks || trace);
 }
 
 // All layers of step t.

@@ -78,17 +78,6 @@ LossGradients of_member(const LossGradients& gradients, int64_t k) {
   return {gradients.states, member(gradients.weight), member(gradients.bias)};
 }
 
-LinearMap mean_decoder(const Sequence& s) {
-  const double share = 1.0 / s.decoders.size();
-  LinearMap mean{s.decoders[0].weight * share, {}};
-  if (s.decoders[0].bias.defined()) mean.bias = s.decoders[0].bias * share;
-  for (size_t k = 1; k < s.decoders.size(); ++k) {
-    mean.weight.add_(s.decoders[k].weight, share);
-    if (mean.bias.defined()) mean.bias.add_(s.decoders[k].bias, share);
-  }
-  return mean;
-}
-
 at::Tensor flat_states(const Sequence& s, const at::Tensor& states) {
   return states.view({s.T * s.R, s.H});
 }
@@ -123,7 +112,7 @@ Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGrad
     at::Tensor nll;
     if (s.options.mean_logits) {
       const at::Tensor mean_log_p = at::empty({s.T * s.B}, accum);
-      decode_rows<S>(s, mean_decoder(s), x, targets, 1, mean_log_p, unweighted, {}, false);
+      decode_rows<S>(s, s.mean_decoder(), x, targets, 1, mean_log_p, unweighted, {}, false);
       nll = -mean_log_p.view({s.T, s.B});
     } else {
       nll = -log_mean(member_log_p, 0);
@@ -194,7 +183,7 @@ void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
   LossGradients of_mean{out.states, {}, {}};
   if (out.weight.defined()) of_mean.weight = at::zeros_like(s.decoders[0].weight);
   if (out.bias.defined()) of_mean.bias = at::zeros_like(s.decoders[0].bias);
-  decode_rows<S>(s, mean_decoder(s), x, targets, 1, log_p, weighted_by(nll_bar.flatten()), of_mean,
+  decode_rows<S>(s, s.mean_decoder(), x, targets, 1, log_p, weighted_by(nll_bar.flatten()), of_mean,
                  add_states);
   if (out.weight.defined()) out.weight.add_(of_mean.weight, 1.0 / K);
   if (out.bias.defined()) out.bias.add_(of_mean.bias, 1.0 / K);

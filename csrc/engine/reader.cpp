@@ -147,9 +147,12 @@ class TypedReader final : public StepReader {
       deferred = own.get();
     }
     forward = std::make_unique<Forward<S>>(s, typename Forward<S>::Keep{}, kSteps, std::move(own));
-    if (deferred == nullptr)
-      for (const LinearMap& decoder : s.decoders)
+    if (deferred == nullptr) {
+      predictors = s.ensemble && s.options.mean_logits ? std::vector<LinearMap>{s.mean_decoder()}
+                                                       : s.decoders;
+      for (const LinearMap& decoder : predictors)
         decoders.emplace_back(decoder.weight, true, kSteps, s.R);
+    }
     input_mask = s.input_mask();
   }
 
@@ -254,14 +257,13 @@ class TypedReader final : public StepReader {
     std::vector<at::Tensor> members;
     for (int64_t k = 0; k < K; ++k) {
       const at::Tensor logits = at::empty({s.R, s.V}, s.h0.options());
-      const at::Tensor& bias = s.decoders[k].bias;
+      const at::Tensor& bias = predictors[k].bias;
       decoders[k].multiply(s.R, states, logits.mutable_data_ptr<A>(),
                            bias.defined() ? bias.const_data_ptr<A>() : nullptr);
       members.push_back(logits);
     }
-    at::Tensor predictions = at::stack(members).view({-1, s.B, s.V});  // [K,B,V]
-    if (s.options.mean_logits) return at::log_softmax(predictions.mean(0), -1);
-    predictions = at::log_softmax(predictions, -1);
+    const at::Tensor predictions =
+        at::log_softmax(at::stack(members).view({-1, s.B, s.V}), -1);  // [K,B,V]
     if (predictions.size(0) == 1) return predictions[0];
     return at::logsumexp(predictions, 0) - std::log(double(predictions.size(0)));
   }
@@ -271,7 +273,8 @@ class TypedReader final : public StepReader {
   double probability;
   std::unique_ptr<Forward<S>> forward;
   DeferredStage<S>* deferred = nullptr;     // owned by forward
-  std::vector<ConstantMatrix<S>> decoders;  // [H -> V]
+  std::vector<LinearMap> predictors;        // whose predictions are averaged
+  std::vector<ConstantMatrix<S>> decoders;  // [H -> V] of each
   at::Tensor input_mask;                    // [R,I] or undefined
   bool read_anything = false, waits = false;
 };

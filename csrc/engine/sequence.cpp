@@ -96,6 +96,17 @@ void check_targets_in_range(const char* name, const at::Tensor& targets, int64_t
                       " at flat position ", i);
 }
 
+LinearMap Sequence::mean_decoder() const {
+  const double share = 1.0 / decoders.size();
+  LinearMap mean{decoders[0].weight * share, {}};
+  if (decoders[0].bias.defined()) mean.bias = decoders[0].bias * share;
+  for (size_t k = 1; k < decoders.size(); ++k) {
+    mean.weight.add_(decoders[k].weight, share);
+    if (mean.bias.defined()) mean.bias.add_(decoders[k].bias, share);
+  }
+  return mean;
+}
+
 at::Tensor Sequence::held_mask(uint32_t stream, int64_t units) const {
   if (!options.variational() || options.sample_p == 0) return {};
   const at::Tensor mask = at::empty({R, units}, input.options());

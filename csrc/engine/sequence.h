@@ -35,10 +35,11 @@ enum class StepKind { kGiven, kPredicted, kBacktracking };
 struct Options {
   SignalKind signal = SignalKind::kNone;
   MixtureKind mixture = MixtureKind::kUnitMasks;
-  bool argmax = false;       // gold signals: recode towards the most probable token
-  int64_t samples = 1;       // K
-  double sample_p = 0;       // dropout of the samples
-  bool mean_logits = false;  // an ensemble predicts with the mean of its members' logits
+  bool argmax = false;  // gold signals: recode towards the most probable token
+  int64_t samples = 1;  // K
+  double sample_p = 0;  // dropout of the samples
+  bool mean_logits =
+      false;  // an ensemble predicts with the mean of its members' logits: one decoder
   // Of each classifier: 2 * layer + (1 if it reads c).
   std::vector<int64_t> classifier_states;
   bool recode_h = true, recode_c = true;
@@ -63,6 +64,8 @@ struct Options {
     return signal == SignalKind::kMixture && !variational() && !ensemble();
   }
   bool classifies() const { return signal == SignalKind::kClassifier; }
+  // The K predictions of a mixture are needed one by one.
+  bool mixes() const { return signal == SignalKind::kMixture && !(ensemble() && mean_logits); }
   bool decodes() const { return loss || reads || (recodes() && !classifies() && !backward); }
   bool sees_labels() const { return reads_target(signal) || classifies(); }
   // The recoding gradient is a multiple of the loss's: they share their GEMM with the decoder.
@@ -134,6 +137,9 @@ struct Sequence {
   at::Tensor live;     // [T,R] uint8 or undefined: inside its sequence
   at::Tensor active;   // [T,R] uint8 or undefined: to be recoded
   at::Tensor seed;     // [1] int64 or undefined
+
+  // The one decoder that an ensemble is which predicts with mean logits.
+  LinearMap mean_decoder() const;
 
   Dropout dropout_of(uint32_t stream, double p) const {
     return make_dropout(seed.defined() ? seed.const_data_ptr<int64_t>() : nullptr, stream, p);

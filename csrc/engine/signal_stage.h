@@ -38,13 +38,13 @@ struct SharedLoss {
   LossGradients gradients;  // of weight and bias, where they are wanted
 };
 
-// nll, surprisal, entropy: one decoder. `values` says that
-// value() will be called.
+// nll, surprisal, entropy, ensembles with mean logits: one decoder. `values` says that value() will
+// be called.
 template <typename S>
 std::unique_ptr<SignalStage<S>> make_decoder_stage(const Sequence& s, const SharedLoss<S>& shared,
                                                    bool values);
 
-// MC Dropout, ensembles, variational RNNs: the mean of K predictions.
+// MC Dropout, other ensembles, variational RNNs: the mean of K predictions.
 template <typename S>
 std::unique_ptr<SignalStage<S>> make_mixture_stage(const Sequence& s);
 
