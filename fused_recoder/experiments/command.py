@@ -55,7 +55,7 @@ def add_parser(commands) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder of the jobs and results")
     parser.add_argument("--scale", choices=list(SCALES), default="smoke", help="size of the models")
-    parser.add_argument("--seeds", type=int, default=4, help="runs per model")
+    parser.add_argument("--seeds", type=int, help="runs per model; 4, or 2 at scale smoke")
     parser.add_argument(
         "--agreement", type=Path,
         help=f"folder with giulianelli/ and gulordava/, for {INTERVENTIONS}; the text should cover "
@@ -70,12 +70,13 @@ def add_parser(commands) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.experiments if name not in EXPERIMENTS]:
         raise ValueError(f"experiment must be of {list(EXPERIMENTS)}, got {unknown}")
-    if arguments.seeds < 1:
+    if arguments.seeds is not None and arguments.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
     names = arguments.experiments or [name for name in EXPERIMENTS if name != INTERVENTIONS]
     if INTERVENTIONS in names and arguments.agreement is None:
         raise ValueError(f"{INTERVENTIONS} needs --agreement, the folder of the agreement sets")
     scale, out, data = SCALES[arguments.scale], arguments.out, arguments.data
+    seeds = arguments.seeds or scale.seeds
     if scale.lines is not None:
         data = first_lines(data, scale.lines, out)
     say = functools.partial(print, flush=True)
@@ -83,11 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name in names:
             experiment = EXPERIMENTS[name]
             if not arguments.report:
-                jobs = functools.partial(experiment.jobs, scale, out, arguments.seeds)
+                jobs = functools.partial(experiment.jobs, scale, out, seeds)
                 if name == INTERVENTIONS:
                     jobs = functools.partial(jobs, sets=arguments.agreement)
                 work(jobs, out, data, say=say)
-            say(experiment.report(scale, out, arguments.seeds))
+            say(experiment.report(scale, out, seeds))
             write_results(out)
     except Interrupted:
         say("stopped; start the same command again to go on")

@@ -13,6 +13,7 @@ from ..training.files import atomic_file
 @dataclass(frozen=True)
 class Scale:
     plain: Config  # the baseline
+    seeds: int = 4  # runs per model
     lines: int | None = None  # only so many lines of the training text; a tenth of it otherwise
     samples: tuple[int, ...] = (1, 5, 10, 25, 50)  # K of MC Dropout
     members: tuple[int, ...] = (1, 5, 10, 25)  # K of ensembles
@@ -61,6 +62,7 @@ SCALES = {
             max_vocab=400,
             log_every=4,
         ),
+        seeds=2,
         lines=400,
         samples=(1, 5),
         members=(1, 3),
