@@ -17,7 +17,7 @@ from fused_recoder.experiments.jobs import Measurement, Training, result, work
 from fused_recoder.experiments.scales import SCALES, first_lines
 from fused_recoder.experiments.statistics import compare, describe
 from fused_recoder.experiments.variants import BASELINE
-from fused_recoder.training import Config
+from fused_recoder.training import Config, Trainer
 
 SMOKE = SCALES["smoke"]
 
@@ -303,4 +303,17 @@ def test_mistakes_are_answered_in_a_sentence(text, tmp_path, capsys, arguments, 
 
 
 def test_every_experiment_is_offered():
-    assert {*tables.TABLES, "theorems", "signal_shape", "study"} <= set(command.EXPERIMENTS)
+    assert {*tables.TABLES, "theorems", "signal_shape", "study", "explore"} <= set(
+        command.EXPERIMENTS
+    )
+
+
+def test_a_finished_run_that_was_not_written_down_is_not_trained_again(text, tmp_path, monkeypatch):
+    """Killed between the end of the training and its result."""
+    job = Training("a", tiny())
+    monkeypatch.setattr(Training, "tidy", lambda self, out: None)
+    (row,) = work(lambda: [job], tmp_path, text, say=quiet)
+    (tmp_path / job.name / jobs.RESULT).unlink()
+    monkeypatch.setattr(Trainer, "step", lambda self: pytest.fail("trained again"))
+    (again,) = work(lambda: [job], tmp_path, text, say=quiet)
+    assert again["test_perplexity"] == row["test_perplexity"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import interventions, signal_shape, study, study_report, theorems
+from .explore import explore
 from .jobs import Interrupted, Job, work
 from .plots import draw_table
 from .report import write_results, write_table
@@ -37,6 +38,7 @@ EXPERIMENTS = {name: _of_table(make) for name, make in TABLES.items()} | {
     "theorems": Experiment(theorems.jobs, theorems.report),
     "signal_shape": Experiment(signal_shape.jobs, signal_shape.report),
     "study": Experiment(study.jobs, study_report.report),
+    "explore": _of_table(explore),
     INTERVENTIONS: Experiment(interventions.jobs, interventions.report),
 }
 

@@ -64,7 +64,6 @@ class Training:
                 return {"status": "diverged", "error": str(error)}
         if not summary["finished"]:
             raise Interrupted
-        (folder / CHECKPOINT).unlink()  # the best model stays
         kept = ("valid_perplexity", "test_perplexity", "best_epoch", "epochs", "parameters")
         return {
             "status": "finished",
@@ -73,6 +72,10 @@ class Training:
             "train_tokens_per_second": summary["train_tokens_per_second"],
             "test_tokens_per_second": summary["test"]["tokens_per_second"],
         }
+
+    def tidy(self, out: Path) -> None:
+        """The best model stays; after the result is written, or a kill in between costs a run."""
+        (out / self.name / CHECKPOINT).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class Measurement:
 
     def run(self, out: Path, data: Path) -> dict:
         return {"status": "finished", **self.measure([out / name for name in self.needs], data)}
+
+    def tidy(self, out: Path) -> None:
+        """Leaves nothing behind."""
 
 
 Job = Training | Measurement
@@ -146,6 +152,7 @@ def _try(job: Job, out: Path, data: Path, say) -> bool:
         row = {"name": job.name, **job.about, **job.run(out, data)}
         with atomic_file(folder / RESULT) as file:
             file.write(json.dumps(row, indent=1).encode())
+        job.tidy(out)
         numbers = {k: v for k, v in row.items() if k.endswith("perplexity")}
         say(
             f"{time.strftime('%H:%M:%S')} {job.name} {row['status']} "

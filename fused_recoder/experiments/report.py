@@ -73,7 +73,9 @@ def cells(found: Sequence[Line], table: Table) -> list[dict[str, str]]:
         }
         if table.speed:
             row["tokens/s"] = f"{line.speed:,.0f}" if line.speed else MISSING
-        row["thesis"] = "{:.2f} ± {:.2f}".format(*line.published) if line.published else MISSING
+        if any(other.published for other in found):
+            published = line.published
+            row["thesis"] = "{:.2f} ± {:.2f}".format(*published) if published else MISSING
         if table.speed:
             speed = line.published_speed
             row["thesis, tokens/s"] = f"{speed:g}" if speed else MISSING
@@ -97,7 +99,8 @@ def markdown(rows: list[dict[str, str]], bold: int | None = None, column: str = 
         rows = [dict(row) for row in rows]
         rows[bold][column] = f"**{rows[bold][column]}**"
     names = list(rows[0])
-    numbers = [n for n in names if n not in ("model", "change", "signal", "recoder")]
+    words = ("model", "change", "signal", "recoder", "recoded", "set")
+    numbers = [n for n in names if n not in words]
     head = [f"| {' | '.join(names)} |"]
     head.append("|" + "|".join("---:" if n in numbers else "---" for n in names) + "|")
     return "\n".join(head + [f"| {' | '.join(row.values())} |" for row in rows])
@@ -137,8 +140,9 @@ def latex(rows: list[dict[str, str]], bold: int | None = None, column: str = "")
 FOOTNOTE = (
     "Mean ± standard deviation over n runs; diverged runs ended in a loss that is not finite. "
     "p-value: one-tailed Student's t-test that the model has a lower perplexity than the "
-    "baseline. Thesis: Ulmer 2019, 2x650 on PTB, four runs, speed on one NVIDIA 1080 Ti."
+    "baseline."
 )
+PUBLISHED_NOTE = " Thesis: Ulmer 2019, 2x650 on PTB, four runs, speed on one NVIDIA 1080 Ti."
 
 
 def write_table(table: Table, out: Path) -> str:
@@ -148,7 +152,8 @@ def write_table(table: Table, out: Path) -> str:
     text = f"## {table.title}\n\n{markdown(rows, best, 'test perplexity')}\n"
     folder = out / "tables"
     folder.mkdir(exist_ok=True)
-    write_text(folder / f"{table.name}.md", f"{text}\n{FOOTNOTE}\n")
+    note = FOOTNOTE + (PUBLISHED_NOTE if any(line.published for line in found) else "")
+    write_text(folder / f"{table.name}.md", f"{text}\n{note}\n")
     write_text(folder / f"{table.name}.tex", latex(rows, best, "test perplexity") + "\n")
     write_jsonl(folder / f"{table.name}.jsonl", [asdict(line) for line in found])
     return text

@@ -46,6 +46,26 @@ SCALES = {
         default_members=2,
         sampling={"mask": "shared"},
     ),
+    # Minutes per run: to look around before something larger is tried.
+    "tiny": Scale(
+        Config(
+            signal=None,
+            hidden_size=64,
+            num_layers=1,
+            dropout=0.1,
+            batch_size=20,
+            bptt=35,
+            lr=20.0,
+            clip=0.25,
+            epochs=3,
+            schedule="cosine",
+        ),
+        samples=(1, 3, 5),
+        members=(1, 2, 3),
+        default_samples=3,
+        default_members=2,
+        sampling={"mask": "shared"},
+    ),
     # Seconds: shows that everything runs, says nothing about language.
     "smoke": Scale(
         Config(

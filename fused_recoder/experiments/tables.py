@@ -42,7 +42,7 @@ class Table:
         return list({job.name: job for job in jobs}.values())
 
 
-class _Maker:
+class TableMaker:
     """Rows of training jobs for one scale and number of seeds."""
 
     def __init__(self, scale: Scale, seeds: int):
@@ -56,8 +56,9 @@ class _Maker:
         jobs = tuple(self.training(variant, seed) for seed in self.seeds)
         return Row(model, f"{setting}", jobs, published, speed)
 
-    def baseline(self, speed: float | None = None) -> Row:
-        return self.row("Baseline", "-", {BASELINE: {}}, PUBLISHED_BASELINE, speed)
+    def baseline(self, speed: float | None = None, *, published: bool = True) -> Row:
+        numbers = PUBLISHED_BASELINE if published else None
+        return self.row("Baseline", "-", {BASELINE: {}}, numbers, speed)
 
     def measured(self, model, setting, name, needs: list[dict], measure, published) -> Row:
         """Rows of measurements on runs of the same seed."""
@@ -76,7 +77,7 @@ class _Maker:
 
 
 def step_size(scale: Scale, seeds: int) -> Table:
-    make = _Maker(scale, seeds)
+    make = TableMaker(scale, seeds)
     published = {
         SURPRISAL: {0.1: (126.93, 1.12), 1: (126.94, 0.86), 5: (125.33, 1.32),
                     10: (170.51, 30.78), 25: (235.14, 76.99)},
@@ -100,7 +101,7 @@ def step_size(scale: Scale, seeds: int) -> Table:
 
 
 def samples(scale: Scale, seeds: int) -> Table:
-    make = _Maker(scale, seeds)
+    make = TableMaker(scale, seeds)
     published = {
         DROPOUT: {1: ((145.77, 8.99), 66.85), 5: ((138.02, 2.79), 48.3),
                   10: ((140.81, 7.60), 31.15), 25: ((143.88, 7.03), 14),
@@ -119,7 +120,7 @@ def samples(scale: Scale, seeds: int) -> Table:
 
 
 def dropout_rate(scale: Scale, seeds: int) -> Table:
-    make = _Maker(scale, seeds)
+    make = TableMaker(scale, seeds)
     published = {0.1: (141.32, 4.83), 0.2: (140.37, 4.49), 0.3: (145.51, 4.97),
                  0.4: (139.14, 8.29), 0.5: (143.95, 4.17), 0.6: (143.25, 3.91)}  # fmt: skip
     rows = [make.baseline()]
@@ -151,7 +152,7 @@ def _by_step_kind(scale: Scale, model: str, kind: str) -> dict[str, dict]:
 
 
 def dynamic_steps(scale: Scale, seeds: int) -> Table:
-    make = _Maker(scale, seeds)
+    make = TableMaker(scale, seeds)
     rows = [make.baseline()]
     rows += [
         make.row(model, kind, _by_step_kind(scale, model, kind), published[0])
@@ -161,7 +162,7 @@ def dynamic_steps(scale: Scale, seeds: int) -> Table:
 
 
 def ablation(scale: Scale, seeds: int) -> Table:
-    make = _Maker(scale, seeds)
+    make = TableMaker(scale, seeds)
     rows = [make.baseline()]
     for (model, kind), published in DYNAMIC.items():
         variant = _by_step_kind(scale, model, kind)
