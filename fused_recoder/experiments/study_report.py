@@ -104,7 +104,6 @@ def _draw(out: Path, scale: Scale, seeds: int, best: str | None) -> None:
         left.set_ylim(top=top)
         left.set_title("training loss (nats per word)", loc="left")
         middle.set_title("validation perplexity", loc="left")
-        middle.set_yscale("log")
         right.set_title(f"step sizes of {HYPOTHESIS}", loc="left")
         for axis in (left, middle, right):
             axis.set_xlabel("epoch")
