@@ -38,7 +38,7 @@ class DecoderStage final : public SignalStage<S> {
     dh = Buffer<A>({s.B, s.H}, accum);
     scale = Buffer<A>({s.B}, accum);
     if (reads_target(kind)) {
-      chosen = Buffer<int64_t>({s.B}, accum.dtype(at::kLong));
+      chosen = shared.chosen ? shared.chosen : Buffer<int64_t>({1, s.B}, accum.dtype(at::kLong));
       if (!s.options.argmax) targets = Buffer<int64_t>(s.targets);
     }
   }
@@ -47,7 +47,7 @@ class DecoderStage final : public SignalStage<S> {
     // The same direction is the gradient of the loss and, times `scale`, that of the signal.
     A* dh_top = shared.loss_grads ? shared.loss_grads(t) : dh();
     if (stream_scratch) {
-      stream(top, targets(t), {dh_top, delta, scale(), shared.log_p(t), chosen()});
+      stream(top, targets(t), {dh_top, delta, scale(), shared.log_p(t), chosen_at(t)});
       return {dh_top, scale()};
     }
     A* rows = logits(t % steps_per_flush);  // [B,V] logits, then the direction of u
@@ -56,7 +56,7 @@ class DecoderStage final : public SignalStage<S> {
     p.direction = rows;
     p.scale = scale();
     p.log_p = shared.log_p(t);
-    p.chosen = chosen();
+    p.chosen = chosen_at(t);
     kernels.softmax_signal(launch, p);
     decode_back.multiply(s.B, rows, dh_top);
     flush(t + 1);
@@ -64,16 +64,17 @@ class DecoderStage final : public SignalStage<S> {
   }
 
   // Of the target that the gradient was taken for.
-  void value(int64_t, const S* top, A* delta) override {
+  void value(int64_t t, const S* top, A* delta) override {
     if (stream_scratch) {
-      stream(top, chosen(), {trial_dh(), delta, trial_scale(), nullptr, nullptr});
+      stream(top, chosen_at(t), {trial_dh(), delta, trial_scale(), nullptr, nullptr});
       return;
     }
     decode.multiply(s.B, top, trial_logits(), bias());
-    kernels.softmax_signal(launch, softmax(trial_logits(), chosen(), delta));
+    kernels.softmax_signal(launch, softmax(trial_logits(), chosen_at(t), delta));
   }
 
  private:
+  int64_t* chosen_at(int64_t t) const { return chosen(shared.chosen ? t : 0); }
   const A* bias() const {
     return decoder.bias.defined() ? decoder.bias.const_data_ptr<A>() : nullptr;
   }
@@ -138,7 +139,7 @@ class DecoderStage final : public SignalStage<S> {
   Buffer<A> dh;                           // [B,H]
   Buffer<A> scale;                        // [B]
   Buffer<int64_t> targets;                // [T,B] given
-  Buffer<int64_t> chosen;                 // [B] in use
+  Buffer<int64_t> chosen;                 // [T or 1,B] in use
 };
 
 }  // namespace

@@ -15,14 +15,14 @@ namespace {
 
 template <typename T>
 constexpr Kernels<T> kTable = {
-    cell_forward<T>,   softmax_signal<T>, softmax_signal_backward<T>,
-    gold_arrives<T>,   mixture_signal<T>, recode<T>,
-    cell_backward<T>,  dropout_mask<T>,   mask_rows<T>,
-    mask_sum<T>,       gate<T>,           trial_step<T>,
-    trial_verdict<T>,  shared_decode<T>,  shared_decode_back<T>,
-    stream_scratch<T>, stream_decode<T>,  packed_size<T>,
-    pack<T>,           gemm<T>,           outer_scratch<T>,
-    outer_gemm<T>,
+    cell_forward<T>,  softmax_signal<T>,     softmax_signal_backward<T>,
+    gold_arrives<T>,  mixture_signal<T>,     mixture_signal_backward<T>,
+    recode<T>,        recode_backward<T>,    cell_backward<T>,
+    dropout_mask<T>,  mask_rows<T>,          mask_sum<T>,
+    gate<T>,          trial_step<T>,         trial_verdict<T>,
+    shared_decode<T>, shared_decode_back<T>, stream_scratch<T>,
+    stream_decode<T>, packed_size<T>,        pack<T>,
+    gemm<T>,          outer_scratch<T>,      outer_gemm<T>,
 };
 
 }  // namespace
