@@ -16,10 +16,12 @@ def explore(scale: Scale, seeds: int) -> Table:
 
     variants = {
         "h and c, learned": {learned: settings},
+        "h and c, learned, exact gradient": gold("nll", "learned", exact=True),
         "h, learned": gold("nll", "learned", "h"),
         "c, learned": gold("nll", "learned", "c"),
         "h and c, 0.1": gold("nll", 0.1),
         "h and c, 0.3": gold("nll", 0.3),
+        "h and c, 0.3, exact gradient": gold("nll", 0.3, exact=True),
         "h and c, 1": gold("nll", 1.0),
         "c, 1": gold("nll", 1.0, "c"),
         "c, 3": gold("nll", 3.0, "c"),

@@ -27,6 +27,7 @@ def candidates(scale: Scale) -> dict[str, dict]:
     return {
         **gold("nll", "learned"),
         **gold("nll", 0.3, "c"),
+        **gold("nll", "learned", exact=True),
         **gold("nll", 1.0, "c"),
         **gold("surprisal", 5.0),
         **gold("nll", 0.3),
@@ -52,7 +53,7 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
     pairs = [
         training(name, seed) for seed in range(2, seeds + 1) for name in (BASELINE, HYPOTHESIS)
     ]
-    found = first[:3] + pairs + first[3:]
+    found = first[:4] + pairs + first[4:]
     best = best_candidate(out, list(settings)[1:])
     if best not in (None, HYPOTHESIS):
         found += [training(best, seed) for seed in range(2, seeds + 1)]

@@ -7,10 +7,14 @@ from .scales import Scale
 BASELINE = "baseline"
 
 
-def gold(signal: str, step: float | str, states: str = "hc") -> dict[str, dict]:
-    """`surprisal` or `nll` recoding."""
+def gold(
+    signal: str, step: float | str, states: str = "hc", *, exact: bool = False
+) -> dict[str, dict]:
+    """`surprisal` or `nll` recoding; `exact` trains through the recoding gradient."""
     settings = {"signal": signal, "step": step, "states": states, **_start(step, 0.3)}
-    return {f"{signal}-{states}-{_text(step)}": settings}
+    if exact:
+        settings["gradient"] = "exact"
+    return {f"{signal}-{states}-{_text(step)}{'-exact' if exact else ''}": settings}
 
 
 def mc_dropout(
