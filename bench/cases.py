@@ -39,8 +39,11 @@ class Variant:
     p: float = 0.21
     mask: str = "unit"
     predict: str = "members"
+    gradient: str = "detached"
 
     def __str__(self) -> str:
+        if self.gradient == "exact":
+            return f"{replace(self, gradient='detached')}, exact gradient"
         if self.signal == "mc_dropout":
             return f"MC Dropout {self.mask}, K={self.K}"
         if self.signal == "ensemble":
@@ -49,6 +52,9 @@ class Variant:
 
     def options(self, shape: Shape) -> dict:
         """For a language model of this kind."""
+        return {"gradient": self.gradient, **self._of_signal(shape)}
+
+    def _of_signal(self, shape: Shape) -> dict:
         if self.signal == "none":
             return {"signal": None}
         if self.signal == "mc_dropout":
@@ -124,6 +130,7 @@ def sweep(variant: Variant, counts: tuple[int, ...]) -> tuple:
 
 MC = Variant("mc_dropout", 10)
 SHARED, WEIGHT = replace(MC, mask="shared"), replace(MC, mask="weight")
+EXACT, EXACT_ENTROPY = (replace(v, gradient="exact") for v in (NLL, ENTROPY))
 ENSEMBLE = Variant("ensemble", 10)
 MEAN_LOGITS = replace(ENSEMBLE, predict="mean_logits")
 
@@ -136,6 +143,10 @@ EXPERIMENTS = [
     Experiment("train long", "train", "long", against_everything(NLL), 0.5),
     Experiment("train MC Dropout", "train", "thesis", against_everything(MC, SHARED), 0.5),
     Experiment("train ensemble", "train", "thesis", against_everything(ENSEMBLE, MEAN_LOGITS), 0.3),
+    Experiment("train exact", "train", "thesis",
+               (*against_everything(EXACT, EXACT_ENTROPY), Contender(FUSED, NLL)), 0.5),
+    Experiment("train exact small", "train", "small",
+               (*against_everything(EXACT, EXACT_ENTROPY), Contender(FUSED, NLL))),
     Experiment("evaluate thesis", "evaluate", "thesis", against_everything(NLL, ENTROPY)),
     Experiment("evaluate MC shared", "evaluate", "thesis", sweep(SHARED, (1, 5, 10, 25, 50)), 0.5),
     Experiment("evaluate MC unit", "evaluate", "thesis", sweep(MC, (1, 5, 10, 25, 50)), 0.3),
@@ -148,5 +159,6 @@ EXPERIMENTS = [
 TINY = [
     Experiment("tiny train", "train", "tiny", against_everything(NLL, SHARED, ENSEMBLE)),
     Experiment("tiny evaluate", "evaluate", "tiny", sweep(SHARED, (1, 5))),
+    Experiment("tiny exact", "train", "tiny", against_everything(EXACT)),
     Experiment("tiny read", "read", "tiny", against_everything(NLL)),
 ]

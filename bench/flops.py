@@ -28,6 +28,17 @@ def signal(contender: Contender, shape: Shape) -> float:
     return 2 * D * v.K + sweep
 
 
+def second_order(contender: Contender, shape: Shape) -> float:
+    """Of exact gradients: the logits again, the cotangent of u, back through both, the decoder's
+    weight twice (once of which the loss of a gold signal shares); up the layers, and their weights.
+    """
+    v = contender.variant
+    if v.gradient != "exact" or contender.who == PLAIN:
+        return 0
+    products = 4 if v.signal in ("nll", "surprisal") else 5 * v.K
+    return products * decoder(shape) + (shape.L - 1) * 2 * 2 * 4 * shape.H * shape.H
+
+
 def per_token(contender: Contender, shape: Shape, job: str) -> float:
     """Of the algorithm, not of who runs it: with whatever the algebra saves."""
     v, D = contender.variant, decoder(shape)
@@ -38,6 +49,6 @@ def per_token(contender: Contender, shape: Shape, job: str) -> float:
     if job == "train":
         # Gold signals: the loss shares the decoder's forward and input gradient with the recoder.
         loss = D if gold else 3 * D * members + extra
-        return 3 * lstm(shape) + recoding + loss
+        return 3 * lstm(shape) + recoding + loss + second_order(contender, shape)
     loss = 0 if gold else D * members + extra
     return lstm(shape) + recoding + loss

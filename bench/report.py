@@ -67,6 +67,7 @@ SUMMARY = [
     ("train", "train MC Dropout", "MC Dropout shared, K=10"),
     ("train", "train ensemble", "ensemble members, K=10"),
     ("train", "train ensemble", "ensemble mean_logits, K=10"),
+    ("train", "train exact", "nll, exact gradient"),
     ("train", "train small", "nll"),
     ("train", "train small", "surprisal"),
     ("train", "train wide-vocab", "nll"),

@@ -16,16 +16,18 @@ TORCH_LIBRARY(fused_recoder, m) {
       "Tensor? lengths, Tensor? seed, str signal, bool argmax, int samples, float sample_p, "
       "bool mean_logits, int[] classifier_states, bool recode_h, bool recode_c, float dropout, "
       "float output_dropout, str step_kind, float shrink, int trials, int time, bool loss, "
-      "bool save, bool save_step_grads, bool save_decoder_grads, bool trace) -> "
+      "bool exact, bool save, bool save_step_grads, bool save_decoder_grads, bool trace) -> "
       "(Tensor output, Tensor h_n, Tensor c_n, Tensor nll, Tensor objective, Tensor delta, "
       "Tensor delta_after, Tensor step_size, Tensor grad_norm, Tensor recoded, Tensor[] saved)");
   m.def(
       "recode_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, "
       "Tensor? grad_nll, Tensor? grad_objective, Tensor[] saved, Tensor input, Tensor h0, "
-      "Tensor c0, Tensor[] weights, Tensor? decoder_weight, Tensor? decoder_bias, Tensor step, "
-      "Tensor[] step_network, Tensor? targets, Tensor? lengths, Tensor? seed, Tensor? output, "
-      "str signal, int samples, float sample_p, bool mean_logits, bool recode_h, bool recode_c, "
-      "float dropout, float output_dropout, str step_kind, int time, bool need_input_grad) -> "
+      "Tensor c0, Tensor[] weights, Tensor? decoder_weight, Tensor? decoder_bias, "
+      "Tensor[] classifiers, Tensor step, Tensor[] step_network, Tensor? targets, Tensor? labels, "
+      "Tensor? lengths, Tensor? seed, Tensor? output, str signal, bool argmax, int samples, "
+      "float sample_p, bool mean_logits, int[] classifier_states, bool recode_h, bool recode_c, "
+      "float dropout, float output_dropout, str step_kind, int time, bool exact, "
+      "bool need_input_grad, bool need_step_grad, bool need_decoder_grad) -> "
       "(Tensor grad_input, Tensor grad_h0, Tensor grad_c0, Tensor[] grad_weights, "
       "Tensor grad_decoder_weight, Tensor grad_decoder_bias, Tensor grad_step, "
       "Tensor[] grad_step_network)");

@@ -59,6 +59,7 @@ class ForwardArguments(NamedTuple):
     trials: int = 1
     time: int = 0
     loss: bool = False
+    exact: bool = False
     save: bool = False
     save_step_grads: bool = False
     save_decoder_grads: bool = False
@@ -103,14 +104,19 @@ def _(*arguments):
 
     saved = []
     if a.save:
-        decoder_grads = a.loss and a.save_decoder_grads
+        exact = a.exact and recodes
+        of_gradient = exact and a.signal != "classifier"
+        gold = a.signal in ("nll", "surprisal")
+        # The backward pass makes the logits of a gold signal again, and its loss's gradients.
+        loss = a.loss and not (exact and gold and not a.argmax)
+        decoder_grads = loss and a.save_decoder_grads
         saved = [
             accumulated(True, L, T, R, 4 * H),
             accumulated(True, L, T, R, H),
             accumulated(True, L, T, R, H),
             accumulated(L > 1 and ((recodes and a.recode_h) or between_layers > 0), L - 1, T, R, H),
-            accumulated(recodes and a.save_step_grads, L, S, T, R, H),
-            accumulated(a.loss, T, R, H),
+            accumulated(recodes and a.save_step_grads and not of_gradient, L, S, T, R, H),
+            accumulated(loss, T, R, H),
             accumulated(decoder_grads, *(a.decoder_weight.shape if decoder_grads else ())),
             accumulated(
                 decoder_grads and a.decoder_bias is not None,
@@ -118,6 +124,11 @@ def _(*arguments):
             ),
             accumulated(
                 a.loss and ensemble, *((a.decoder_weight.shape[0], T, B) if ensemble else ())
+            ),
+            accumulated(of_gradient, L, T, R, H),
+            accumulated(exact, L, S, T, R),
+            accumulated(
+                of_gradient and gold, T, B, dtype=torch.int64 if of_gradient and gold else compute
             ),
         ]
     traced = a.trace and recodes
@@ -148,17 +159,19 @@ def _save_for_recode_backward(ctx, inputs, output):
     ctx.num_classifiers = len(a.classifiers)
     ctx.has_step_grad = a.save_step_grads and a.signal != "none"
     ctx.has_decoder_grads = a.save_decoder_grads
+    ctx.exact = a.exact and a.signal != "none" and (a.recode_h or a.recode_c)
     ctx.options = (
-        a.signal, a.samples, a.sample_p, a.mean_logits, a.recode_h, a.recode_c, a.dropout,
-        a.output_dropout, a.step_kind, a.time,
+        a.signal, a.argmax, a.samples, a.sample_p, a.mean_logits, a.classifier_states, a.recode_h,
+        a.recode_c, a.dropout, a.output_dropout, a.step_kind, a.time, ctx.exact,
     )  # fmt: skip
-    # What only the gradient of the loss needs is not kept without one.
-    of_loss = (a.decoder_weight, a.decoder_bias, a.targets, out.output) if a.loss else (None,) * 4
-    optional = (*of_loss, a.lengths, a.seed)
+    # What only the gradient of the loss or of the recoding gradient needs is not kept without one.
+    decoder = (a.decoder_weight, a.decoder_bias) if a.loss or ctx.exact else (None, None)
+    of_loss = (a.targets, out.output) if a.loss else (None, None)
+    optional = (*decoder, *of_loss, a.labels if ctx.exact else None, a.lengths, a.seed)
     ctx.present = [t is not None for t in optional]
     kept = [t for t in optional if t is not None]
     ctx.save_for_backward(
-        a.input, a.h0, a.c0, a.step, *kept, *a.weights, *a.step_network, *out.saved
+        a.input, a.h0, a.c0, a.step, *kept, *a.weights, *a.step_network, *a.classifiers, *out.saved
     )
 
 
@@ -169,22 +182,23 @@ def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, grad_object
             "differentiate"
         )
     input, h0, c0, step, *rest = ctx.saved_tensors
-    decoder_weight, decoder_bias, targets, hidden, lengths, seed = (
+    decoder_weight, decoder_bias, targets, hidden, labels, lengths, seed = (
         rest.pop(0) if present else None for present in ctx.present
     )
     weights, rest = rest[: ctx.num_weights], rest[ctx.num_weights :]
-    step_network, saved = rest[: ctx.num_network], rest[ctx.num_network :]
+    step_network, rest = rest[: ctx.num_network], rest[ctx.num_network :]
+    classifiers, saved = rest[: ctx.num_classifiers], rest[ctx.num_classifiers :]
+    of_loss = grad_nll is not None or grad_objective is not None
+    with_decoder = ctx.has_decoder_grads and (of_loss or (ctx.exact and decoder_weight is not None))
     if all(g is None for g in (grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective)):
         grad_h_n = torch.zeros_like(h0)
     (
         grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step, grad_network,
     ) = ops.recode_backward(
         grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
-        decoder_weight, decoder_bias, step, step_network, targets, lengths, seed, hidden,
-        *ctx.options, ctx.needs_input_grad[0],
+        decoder_weight, decoder_bias, classifiers, step, step_network, targets, labels, lengths,
+        seed, hidden, *ctx.options, ctx.needs_input_grad[0], ctx.has_step_grad, with_decoder,
     )  # fmt: skip
-    of_loss = grad_nll is not None or grad_objective is not None
-    with_decoder = ctx.has_decoder_grads and of_loss
     predicted = ctx.has_step_grad and ctx.num_network > 0
     gradients = dict.fromkeys(ForwardArguments._fields)
     gradients |= {
@@ -192,7 +206,7 @@ def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, grad_object
         "h0": grad_h0,
         "c0": grad_c0,
         "weights": grad_weights,
-        # Without a loss nothing: the recoding gradient is a constant.
+        # Without a loss nothing, unless the recoding gradient is differentiated, too.
         "decoder_weight": grad_weight if with_decoder else None,
         "decoder_bias": grad_bias if with_decoder and decoder_bias is not None else None,
         "classifiers": [None] * ctx.num_classifiers,
@@ -212,25 +226,26 @@ torch.library.register_autograd(
 @torch.library.register_fake("fused_recoder::recode_backward")
 def _(
     grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
-    decoder_weight, decoder_bias, step, step_network, targets, lengths, seed, output, signal,
-    samples, sample_p, mean_logits, recode_h, recode_c, dropout, output_dropout, step_kind, time,
-    need_input_grad,
+    decoder_weight, decoder_bias, classifiers, step, step_network, targets, labels, lengths, seed,
+    output, signal, argmax, samples, sample_p, mean_logits, classifier_states, recode_h, recode_c,
+    dropout, output_dropout, step_kind, time, exact, need_input_grad, need_step_grad,
+    need_decoder_grad,
 ):  # fmt: skip
-    step_grads, decoder_weight_grad, decoder_bias_grad = saved[4], saved[6], saved[7]
-    no_loss = grad_nll is None and grad_objective is None
-    has_step, predicted = step_grads.numel() > 0, step_kind == "predicted"
+    predicted = step_kind == "predicted"
     return (
         torch.empty_like(input) if need_input_grad else input.new_empty(0),
         torch.empty_like(h0),
         torch.empty_like(c0),
         [torch.empty_like(w) for w in weights],
-        input.new_empty(0 if no_loss else decoder_weight_grad.shape),
-        input.new_empty(0 if no_loss else decoder_bias_grad.shape),
+        input.new_empty(decoder_weight.shape if need_decoder_grad else (0,)),
         input.new_empty(
-            step.shape if has_step and not predicted else (0,),
+            decoder_bias.shape if need_decoder_grad and decoder_bias is not None else (0,)
+        ),
+        input.new_empty(
+            step.shape if need_step_grad and not predicted else (0,),
             dtype=_accumulate_dtype(input.dtype),
         ),
-        [torch.empty_like(w) for w in step_network] if has_step and predicted else [],
+        [torch.empty_like(w) for w in step_network] if need_step_grad and predicted else [],
     )
 
 
@@ -296,7 +311,7 @@ def _refuse_further_derivative(op: str, instead: str):
 
 _refuse_further_derivative(
     "recode_backward",
-    "fused_recoder.reference.RecodingLSTM, which is plain PyTorch, for second derivatives",
+    "fused_recoder.reference.RecodingLSTM, which is plain PyTorch, for further derivatives",
 )
 _refuse_further_derivative(
     "signal_gradient_backward", "plain PyTorch operations, for third derivatives"

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 EVAL_SETTINGS = {"signal", "signal_options", "step", "step_options", "states", "device"}
+EXPERIMENTS = "fused-recoder[experiments]"
 FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, RuntimeError)
 
 
@@ -40,12 +41,13 @@ def main(argv: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions, build decision and devices")
     if importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tqdm") is None:
-        for name in ("train", "eval"):
+        for name in ("train", "eval", "analyze", "reproduce", "search"):
             commands.add_parser(name, help="needs: pip install fused-recoder[train]")
         training = False
     else:
         _add_train(commands)
         _add_eval(commands)
+        _add_experiments(commands)
         training = True
     commands.add_parser("bench", help="benchmarks, in a clone", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
@@ -61,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
-        code = {"train": _train, "eval": _eval}[arguments.command](arguments)
+        code = arguments.run(arguments)
     except FAILURES as error:
         if arguments.traceback:
             raise
@@ -104,6 +106,7 @@ def _add_train(commands) -> None:
         "--resume", action="store_true", help="go on with the run in --out, or start it"
     )
     _common(parser)
+    parser.set_defaults(run=_train)
     group = parser.add_argument_group("settings (they override the recipe)")
     for setting in dataclasses.fields(Config):
         _add_setting(group, setting)
@@ -125,12 +128,37 @@ def _add_eval(commands) -> None:
     parser.add_argument("--bptt", type=int, help="time steps per window; changes speed alone")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     _common(parser)
+    parser.set_defaults(run=_eval)
     from .training.config import Config
 
     group = parser.add_argument_group("settings to change")
     for setting in dataclasses.fields(Config):
         if setting.name in EVAL_SETTINGS:
             _add_setting(group, setting)
+
+
+def _add_experiments(commands) -> None:
+    packages = ("scipy", "sklearn", "optuna", "matplotlib")
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        for name in ("analyze", "reproduce", "search"):
+            missing = commands.add_parser(
+                name, help="needs: pip install fused-recoder[experiments]"
+            )
+            _common(missing)
+            missing.set_defaults(run=_needs_experiments)
+        return
+    from .analysis import command as analyze
+    from .experiments import command as reproduce
+    from .experiments import search
+
+    for command in (analyze, reproduce, search):
+        parser = command.add_parser(commands)
+        _common(parser)
+        parser.set_defaults(run=command.run)
+
+
+def _needs_experiments(arguments: argparse.Namespace) -> int:
+    raise ImportError("more packages are needed: pip install " + EXPERIMENTS)
 
 
 def _add_setting(group, setting: dataclasses.Field) -> None:

@@ -23,7 +23,9 @@ class FusedRecodingLSTM(RecodingLSTMBase):
             `fused_recoder.steps` object.
         output_dropout: dropout between the top state and the decoder; `output` comes dropped.
         states: which states to recode, `"h"`, `"c"` or both.
-        gradient: `"detached"` treats the recoding gradient as a constant in training.
+        gradient: `"detached"` treats the recoding gradient as a constant in training, as the
+            thesis does; `"exact"` differentiates it, too. The inputs of predicted step sizes, and
+            step sizes that are searched for or follow from bounds, stay constants.
         gate: recode only where delta exceeds it: a threshold or a `Gate`.
         probability: the share of positions recoded in training, drawn at random; a pair also says
             it for evaluation. Can be set at any time, e.g. by a schedule.
@@ -34,13 +36,6 @@ class FusedRecodingLSTM(RecodingLSTMBase):
     Under autocast GEMM operands are rounded to the autocast dtype; states, softmax and
     accumulation stay float32. Half-precision modules are computed in float32 on the CPU.
     """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if self.gradient == "exact":
-            raise NotImplementedError(
-                'gradient="exact" is not fused yet: use fused_recoder.reference.RecodingLSTM'
-            )
 
     def _run(self, call: Call) -> Result:
         signal, step = self.signal, self.step
@@ -63,7 +58,8 @@ class FusedRecodingLSTM(RecodingLSTMBase):
             decoder_weight = None if decoder_weight is None else decoder_weight.to(dtype)
             decoder_bias = None if decoder_bias is None else decoder_bias.to(dtype)
         learned_step = any(t.requires_grad for t in (sizes, *network))
-        decoder_grads = call.loss and any(
+        exact = self.gradient == "exact" and signal is not None
+        decoder_grads = (call.loss or exact) and any(
             t is not None and t.requires_grad for t in (decoder_weight, decoder_bias)
         )
         tracked = [x, call.h0, call.c0, *weights]
@@ -107,6 +103,7 @@ class FusedRecodingLSTM(RecodingLSTMBase):
                     trials=getattr(step, "trials", 1),
                     time=call.time,
                     loss=call.loss,
+                    exact=exact,
                     save=save,
                     save_step_grads=save and learned_step,
                     save_decoder_grads=save and decoder_grads,

@@ -45,11 +45,6 @@ def test_bad_options(cls, options, error, message):
         cls(**arguments)
 
 
-def test_exact_gradients_point_to_the_reference():
-    with pytest.raises(NotImplementedError, match=r"reference\.RecodingLSTM"):
-        fr.FusedRecodingLSTM(5, 7, decoder=nn.Linear(7, 11), gradient="exact")
-
-
 @pytest.mark.parametrize("which", [0, 1], ids=["fused", "reference"])
 @pytest.mark.parametrize(
     ("change", "error", "message"),

@@ -27,7 +27,8 @@ def test_the_benchmark_command_writes_its_report(tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "| fused, nll |" in result.stdout
-    train, evaluate, read = json.loads((tmp_path / "results.json").read_text())["experiments"]
+    experiments = json.loads((tmp_path / "results.json").read_text())["experiments"]
+    train, evaluate, exact, read = experiments
     rows = {row["name"]: row for row in train["rows"]}
     assert {"plain LM (stock PyTorch)", "fused, no signal", "fused, nll", "reference, nll"} <= set(
         rows
@@ -37,6 +38,9 @@ def test_the_benchmark_command_writes_its_report(tmp_path):
     assert rows["fused, nll"]["memory"] is not None
     assert all(len(row["seconds"]) == 2 for row in train["rows"])
     assert [row["K"] for row in evaluate["rows"]] == [1, 1, 5]
+    assert {"fused, nll, exact gradient", "reference, nll, exact gradient"} <= {
+        row["name"] for row in exact["rows"]
+    }
     assert len(read["rows"]) == 4
     assert {p.name for p in tmp_path.glob("*.png")} == {
         "limit.png", "slow_down.png", "throughput.png",

@@ -54,12 +54,17 @@ PATTERNS = [
     "last_block_with_fence",
 ]
 
+ALL_TYPES = [
+    "cell_forward", "recode", "recode_backward", "cell_backward", "softmax_signal",
+    "mixture_signal", "gold_arrives", "mask_rows", "gather_units", "trial_step",
+]  # fmt: skip
+ACCUMULATION_TYPES = [
+    "softmax_signal_backward", "mixture_signal_backward", "dropout_mask", "mask_sum",
+    "scatter_units", "trial_verdict", "gate",
+]  # fmt: skip
 CHECKS = [
-    *(f"{kernel}_{dtype}" for kernel in ("cell_forward", "recode", "cell_backward",
-      "softmax_signal", "mixture_signal", "gold_arrives", "mask_rows", "gather_units",
-      "trial_step") for dtype in ("float", "double", "half", "bfloat16")),
-    *(f"{kernel}_{dtype}" for kernel in ("softmax_signal_backward", "dropout_mask", "mask_sum",
-      "scatter_units", "trial_verdict", "gate") for dtype in ("float", "double")),
+    *(f"{name}_{t}" for name in ALL_TYPES for t in ("float", "double", "half", "bfloat16")),
+    *(f"{name}_{t}" for name in ACCUMULATION_TYPES for t in ("float", "double")),
     "list_units",
     "list_units_too_short",
     "softmax_large_vocabularies",
@@ -67,7 +72,7 @@ CHECKS = [
     "softmax_targets_out_of_range",
     "softmax_row_plans",
     "unit_plans",
-]  # fmt: skip
+]
 
 
 def run(variant, executable, *arguments):

@@ -2,6 +2,7 @@
 signal and step against the oracle, forward and backward, as the engine does it on a GPU."""
 
 import pytest
+import test_exact
 import torch
 from conftest import assert_all_close, make_inputs, relative_error, run_with_gradients
 from emu import build
@@ -62,6 +63,25 @@ def test_language_model_agrees_with_the_oracle(signal, reduction):
         }
         with kernels_of_cuda():
             assert_all_close(*(run(model, *batch, **arguments) for model in models))
+
+
+@pytest.mark.parametrize("signal", test_exact.FUSED)
+def test_exact_gradients_agree_with_the_oracle(signal):
+    for step, lengths in (("learned", [4, 2, 1]), ("predicted", None)):
+        dropout = 0.0 if has_own_masks(signal) else 0.3
+        pair = test_exact.make_pair(signal, step, dropout=dropout, output_dropout=dropout)
+        lengths = None if lengths is None else torch.tensor(lengths)
+        with kernels_of_cuda():
+            test_exact.compare(*pair, signal, lengths=lengths)
+
+
+@pytest.mark.parametrize("signal", test_exact.FUSED)
+def test_exact_gradients_of_language_models_agree_with_the_oracle(signal):
+    models = make_models(signal, "learned", gradient="exact")
+    batch, labels = make_batch(signal)
+    with kernels_of_cuda():
+        for reduction in REDUCTIONS.values():
+            assert_all_close(*(run(m, *batch, reduce=reduction, **labels) for m in models))
 
 
 @pytest.mark.parametrize("options", [{"states": ("h",)}, {"states": ("c",)}, {"gate": 0.5},

@@ -50,6 +50,15 @@ def test_float64_agrees_with_the_oracle(signal, step, reduction):
     assert_all_close(*(run(model, *batch, **arguments) for model in models))
 
 
+@pytest.mark.parametrize("signal", [s for s in SIGNALS if s != "none"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_exact_gradients_agree_with_the_oracle(signal, reduction):
+    models = [on_gpu(model) for model in make_pair(signal, "learned", gradient="exact")]
+    batch, labels = (on_gpu(part) for part in make_batch(signal))
+    arguments = labels | {"reduce": REDUCTIONS[reduction]}
+    assert_all_close(*(run(model, *batch, **arguments) for model in models))
+
+
 @pytest.mark.parametrize("lengths", [None, [5, 2, 1]])
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_the_cpu_and_the_gpu_agree_with_the_same_masks(signal, lengths, same_seed):

@@ -33,8 +33,10 @@ def arguments_in_use(**changes):
          "output_dropout": 0.0, "save_step_grads": False},
         {"targets": None, "loss": False, "recode_c": False},
         {"save_decoder_grads": False, "decoder_bias": None},
+        {"exact": True},
+        {"exact": True, "targets": None, "loss": False, "gate": None},
     ],
-    ids=["all", "bare", "argmax", "no decoder gradient"],
+    ids=["all", "bare", "argmax", "no decoder gradient", "exact", "exact, no loss"],
 )  # fmt: skip
 def test_opcheck_forward(signal, changes):
     arguments = arguments_in_use(signal=signal, **changes)
@@ -50,15 +52,17 @@ def test_opcheck_forward(signal, changes):
 def backward_arguments(a, saved, *, grad_output, grad_h_n=None, grad_nll=None, output=None):
     return (
         grad_output, grad_h_n, None, grad_nll, None, saved, a["input"], a["h0"], a["c0"],
-        a["weights"], a["decoder_weight"], a["decoder_bias"], a["step"], a["step_network"],
-        a["targets"], a["lengths"], a["seed"], output, a["signal"], a["samples"], a["sample_p"],
-        a["mean_logits"], a["recode_h"], a["recode_c"], a["dropout"], a["output_dropout"],
-        a["step_kind"], a["time"], True,
+        a["weights"], a["decoder_weight"], a["decoder_bias"], a["classifiers"], a["step"],
+        a["step_network"], a["targets"], a["labels"], a["lengths"], a["seed"], output, a["signal"],
+        a["argmax"], a["samples"], a["sample_p"], a["mean_logits"], a["classifier_states"],
+        a["recode_h"], a["recode_c"], a["dropout"], a["output_dropout"], a["step_kind"], a["time"],
+        a["exact"], True, a["save_step_grads"], a["save_decoder_grads"],
     )  # fmt: skip
 
 
-def test_opcheck_backward():
-    a = arguments_in_use()
+@pytest.mark.parametrize("exact", [False, True], ids=["detached", "exact"])
+def test_opcheck_backward(exact):
+    a = arguments_in_use(exact=exact)
     with torch.no_grad():
         output, h_n, *_, saved = ops.recode_forward(*a.values())
         grad_nll = torch.randn(4, 3, dtype=F64)
@@ -155,12 +159,20 @@ def test_backward_refuses_tensors_that_are_not_its_own():
             )
 
         backward(saved)
-        with pytest.raises(ValueError, match="saved must hold 9"):
+        with pytest.raises(ValueError, match="saved must hold 12"):
             backward(saved[:3])
         with pytest.raises(ValueError, match="saved tensor c "):
             backward([*saved[:2], saved[2][:, :2], *saved[3:]])
         with pytest.raises(ValueError, match="saved tensor gates"):
             backward([saved[0].float(), *saved[1:]])
+        a["exact"] = True
+        *_, exactly = ops.recode_forward(*arguments_in_use(exact=True).values())
+        for chosen in (exactly[11][1:], exactly[11].int(), exactly[11] + 1000):
+            with pytest.raises(ValueError, match="saved tensor chosen"):
+                ops.recode_backward(
+                    *backward_arguments(a, [*exactly[:11], chosen], grad_output=output)
+                )
+        a["exact"] = False
         with pytest.raises(ValueError, match="grad_output must have shape"):
             backward(saved, output[:2])
 

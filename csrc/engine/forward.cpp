@@ -49,7 +49,7 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected
   }
   if (o.variational() && o.sample_p > 0) h_masked = Buffer<S>({R, H}, storage);
   delta = Buffer<A>(at::zeros({T, B}, accum));
-  if (o.loss && save) {
+  if (o.loss && save && !o.loss_waits_for_backward()) {
     loss_grads = Buffer<A>({T, R, H}, accum);
     if (keep.decoder_grads) {
       std::vector<int64_t> shape = {int64_t(s.decoders.size()), s.V, H};
@@ -83,7 +83,13 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected
     trial_delta = Buffer<A>({B}, accum);
   }
   if (s.gate.defined()) open = Buffer<uint8_t>({T, R}, accum.dtype(at::kByte));
-  if (save && keep.step_grads) step_grads = Buffer<A>({L, states, T, R, H}, accum);
+  const bool differentiates_gradient = save && o.exact && !o.classifies();
+  if (differentiates_gradient)
+    grad_h = Buffer<A>({L, T, R, H}, accum);
+  else if (save && keep.step_grads)
+    step_grads = Buffer<A>({L, states, T, R, H}, accum);
+  if (differentiates_gradient && reads_target(o.signal))
+    shared.chosen = Buffer<int64_t>({T, B}, accum.dtype(at::kLong));
   if (trace) {
     delta_after = Buffer<A>(at::zeros({T, B}, accum));
     grad_norm = Buffer<A>({L, states, T, R}, accum);
@@ -97,8 +103,12 @@ Forward<S>::Forward(const Sequence& sequence, const Keep& keep, int64_t expected
     stage = std::move(own_stage);
     return;
   }
-  if (o.loss_shares_gradient())
-    shared = {Buffer<A>({T, B}, accum), loss_grads, output, decoder_grads};
+  if (o.loss_shares_gradient()) {
+    shared.log_p = Buffer<A>({T, B}, accum);
+    shared.loss_grads = loss_grads;
+    shared.output = output;
+    shared.gradients = decoder_grads;
+  }
   stage =
       o.mixes() ? make_mixture_stage<S>(s) : make_decoder_stage<S>(s, shared, backtracks || trace);
 }
@@ -189,7 +199,7 @@ void Forward<S>::choose_steps(int64_t t, const typename SignalStage<S>::Gradient
       p.h = raw_h(s.L - 1, t);
       p.dh = gradient.dh;
       p.row_scale = gradient.row_scale;
-      p.dropout = signal_dropout();
+      p.dropout = s.signal_dropout();
       p.time = s.mask_time(t);
       p.recodes_h = o.recode_h;
       p.alpha = sizes(0, 0, t);
@@ -243,6 +253,7 @@ Recode<S> Forward<S>::recode_layer(int64_t l, int64_t t) const {
     p.grad_c = step_grads(l, index_c(), t);
     p.norm_c = grad_norm(l, index_c(), t);
   }
+  if (grad_h) p.grad_h = grad_h(l, t);
   return p;
 }
 
@@ -265,7 +276,7 @@ void Forward<S>::recode_decoded(int64_t t) {
     Recode<S> p = recode_layer(l, t);
     p.dh = top ? gradient.dh : dh();
     p.row_scale = top ? gradient.row_scale : nullptr;
-    p.dropout = top ? signal_dropout() : s.dropout_above(l);
+    p.dropout = top ? s.signal_dropout() : s.dropout_above(l);
     p.dgates = l > 0 ? dgates() : nullptr;
     kernels.recode(launch, p);
     if (l > 0) to_below[l].multiply(s.R, dgates(), dh());
@@ -370,9 +381,18 @@ ForwardResult Forward<S>::result(Losses losses) {
   }
   std::vector<at::Tensor> kept;
   if (save)
-    kept = Saved{gates.tensor(),        h.tensor(),          c.tensor(),
-                 layer_inputs.tensor(), step_grads.tensor(), loss_grads.tensor(),
-                 decoder_grads.weight,  decoder_grads.bias,  losses.member_log_p}
+    kept = Saved{gates.tensor(),
+                 h.tensor(),
+                 c.tensor(),
+                 layer_inputs.tensor(),
+                 step_grads.tensor(),
+                 loss_grads.tensor(),
+                 decoder_grads.weight,
+                 decoder_grads.bias,
+                 losses.member_log_p,
+                 grad_h.tensor(),
+                 alphas(),
+                 shared.chosen.tensor()}
                .list();
   const auto handed_on = [&](const at::Tensor& states_of) {  // [L,R,H]
     return states_of.to(s.state_type, /*non_blocking=*/false, /*copy=*/true);
@@ -391,6 +411,20 @@ ForwardResult Forward<S>::result(Losses losses) {
           kept};
 }
 
+template <typename S>
+at::Tensor Forward<S>::alphas() const {
+  if (!s.options.exact || !s.options.recodes()) return {};
+  const int64_t T = s.T, R = s.R, L = s.L, states = s.options.states();
+  at::Tensor steps = sizes ? sizes.tensor() : s.step.view({L, states, 1, 1});
+  steps = steps.expand({L, states, T, R});
+  const auto where = [&](const at::Tensor& rows) {
+    if (rows.defined()) steps = steps * rows;
+  };
+  where(open ? open.tensor() : s.active);
+  where(s.live);
+  return steps.contiguous();
+}
+
 template class Forward<float>;
 template class Forward<double>;
 
@@ -403,17 +437,21 @@ std::vector<at::Tensor> Saved::list() const {
                                   loss_grads,
                                   decoder_weight_grad,
                                   decoder_bias_grad,
-                                  member_log_p};
+                                  member_log_p,
+                                  grad_h,
+                                  alpha,
+                                  chosen};
   for (at::Tensor& t : list)
     if (!t.defined()) t = at::empty({0}, gates.options());
   return list;
 }
 
 Saved Saved::from_list(at::TensorList list) {
-  TORCH_CHECK_VALUE(list.size() == 9, "saved must hold 9 tensors, got ", list.size());
+  TORCH_CHECK_VALUE(list.size() == 12, "saved must hold 12 tensors, got ", list.size());
   const auto present = [](const at::Tensor& t) { return t.numel() > 0 ? t : at::Tensor(); };
-  return {list[0],          list[1],          list[2],          present(list[3]), present(list[4]),
-          present(list[5]), present(list[6]), present(list[7]), present(list[8])};
+  return {list[0],          list[1],          list[2],           present(list[3]),
+          present(list[4]), present(list[5]), present(list[6]),  present(list[7]),
+          present(list[8]), present(list[9]), present(list[10]), present(list[11])};
 }
 
 ForwardResult recode_forward(
@@ -425,7 +463,7 @@ ForwardResult recode_forward(
     c10::string_view signal, bool argmax, int64_t samples, double sample_p, bool mean_logits,
     at::IntArrayRef classifier_states, bool recode_h, bool recode_c, double dropout,
     double output_dropout, c10::string_view step_kind, double shrink, int64_t trials, int64_t time,
-    bool loss, bool save, bool save_step_grads, bool save_decoder_grads, bool trace) {
+    bool loss, bool exact, bool save, bool save_step_grads, bool save_decoder_grads, bool trace) {
   const c10::DeviceGuard guard(input.device());
   Options options;
   parse_signal(signal, options);
@@ -443,6 +481,7 @@ ForwardResult recode_forward(
   options.trials = trials;
   options.time = time;
   options.loss = loss;
+  options.exact = exact;
   const Sequence s =
       make_sequence({input, h0, c0, weights, decoder_weight, decoder_bias, classifiers, step,
                      step_network, gate, targets, labels, mask, lengths, seed},

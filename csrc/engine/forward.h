@@ -53,6 +53,7 @@ class Forward {
   // The parts of a recoding step that do not depend on where the gradient comes from.
   Recode<S> recode_layer(int64_t l, int64_t t) const;
   ForwardResult result(Losses losses);
+  at::Tensor alphas() const;  // [L,S,T,R] the steps taken: 0 where a row was not recoded
 
   // States are kept for all steps where they are saved, else for this step and the last.
   int64_t slot(int64_t t) const { return save ? t : t % 2; }
@@ -87,9 +88,6 @@ class Forward {
   const S* above(int64_t l, int64_t t) const {
     const S* handed = up(l, t);
     return handed != nullptr ? handed : raw_h(l, t);
-  }
-  Dropout signal_dropout() const {
-    return s.options.signal_sees_output_dropout() ? s.dropout_above(s.L - 1) : Dropout{};
   }
   StepSize<A> step_of(int64_t l, int64_t state, int64_t t) const;
   const uint8_t* active_of(int64_t t) const { return open ? open(t) : active(t); }
@@ -129,6 +127,7 @@ class Forward {
   Buffer<A> no_gradient;         // [R,H] zeros
   Buffer<A> step;                // [L,S]
   Buffer<A> step_grads;          // [L,S,T,R,H]
+  Buffer<A> grad_h;              // [L,T,R,H] exact
   Buffer<uint8_t> live, active;  // [T,R]
   Buffer<uint8_t> open;          // [T,R] with a gate: active and above the threshold
   Buffer<uint8_t> settled;       // [B] backtracking

@@ -19,6 +19,11 @@ struct Saved {
   at::Tensor decoder_weight_grad;  // [V,H] or [K,V,H]
   at::Tensor decoder_bias_grad;    // [V] or [K,V]
   at::Tensor member_log_p;         // [K,T,B] of an ensemble's members
+  // With gradient="exact"; where it differentiates the recoding gradient, loss_grads and the
+  // decoder's gradients of a gold signal are left to the backward pass.
+  at::Tensor grad_h;  // [L,T,R,H] d(delta)/d(h); absent for classifiers
+  at::Tensor alpha;   // [L,S,T,R] steps taken, 0 where a row was not recoded
+  at::Tensor chosen;  // [T,B] int64 the targets of a gold signal
 
   std::vector<at::Tensor> list() const;
   static Saved from_list(at::TensorList list);
@@ -42,29 +47,29 @@ ForwardResult recode_forward(
     c10::string_view signal, bool argmax, int64_t samples, double sample_p, bool mean_logits,
     at::IntArrayRef classifier_states, bool recode_h, bool recode_c, double dropout,
     double output_dropout, c10::string_view step_kind, double shrink, int64_t trials, int64_t time,
-    bool loss, bool save, bool save_step_grads, bool save_decoder_grads, bool trace);
+    bool loss, bool exact, bool save, bool save_step_grads, bool save_decoder_grads, bool trace);
 
 // grad_input [T,B,I] (empty unless asked for), grad_h0, grad_c0 [L,R,H], grad_weights like
 // weights, grad_decoder_weight [V,H], grad_decoder_bias [V] (empty unless decoder gradients were
-// saved), grad_step [L,S] (empty unless step_grads were saved), grad_step_network like
-// step_network (empty unless it predicted). The recoding gradient is a constant: this is the
-// backward pass of gradient="detached".
+// saved or, with `exact`, are asked for), grad_step [L,S] (empty unless the step needs it),
+// grad_step_network like step_network (empty unless it predicted). The recoding gradient is a
+// constant unless `exact`.
 using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>,
                                   at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>>;
 
 // `output`, the decoder and `targets` are looked at only where a gradient arrives at a loss.
-BackwardResult recode_backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h_n,
-                               const OptionalTensor& grad_c_n, const OptionalTensor& grad_nll,
-                               const OptionalTensor& grad_objective, at::TensorList saved,
-                               const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
-                               at::TensorList weights, const OptionalTensor& decoder_weight,
-                               const OptionalTensor& decoder_bias, const at::Tensor& step,
-                               at::TensorList step_network, const OptionalTensor& targets,
-                               const OptionalTensor& lengths, const OptionalTensor& seed,
-                               const OptionalTensor& output, c10::string_view signal,
-                               int64_t samples, double sample_p, bool mean_logits, bool recode_h,
-                               bool recode_c, double dropout, double output_dropout,
-                               c10::string_view step_kind, int64_t time, bool need_input_grad);
+BackwardResult recode_backward(
+    const OptionalTensor& grad_output, const OptionalTensor& grad_h_n,
+    const OptionalTensor& grad_c_n, const OptionalTensor& grad_nll,
+    const OptionalTensor& grad_objective, at::TensorList saved, const at::Tensor& input,
+    const at::Tensor& h0, const at::Tensor& c0, at::TensorList weights,
+    const OptionalTensor& decoder_weight, const OptionalTensor& decoder_bias,
+    at::TensorList classifiers, const at::Tensor& step, at::TensorList step_network,
+    const OptionalTensor& targets, const OptionalTensor& labels, const OptionalTensor& lengths,
+    const OptionalTensor& seed, const OptionalTensor& output, c10::string_view signal, bool argmax,
+    int64_t samples, double sample_p, bool mean_logits, at::IntArrayRef classifier_states,
+    bool recode_h, bool recode_c, double dropout, double output_dropout, c10::string_view step_kind,
+    int64_t time, bool exact, bool need_input_grad, bool need_step_grad, bool need_decoder_grad);
 
 // hidden [N,H], weight [V,H], bias [V], targets [N] -> delta [N], d(delta)/d(hidden) [N,H]
 std::tuple<at::Tensor, at::Tensor> signal_gradient(const at::Tensor& hidden,

@@ -192,7 +192,7 @@ void check_decoders(const Arguments& a, Sequence& s) {
 }
 
 void check_classifiers(const Arguments& a, Sequence& s) {
-  if (!s.options.classifies() || s.options.backward) return;
+  if (!s.options.classifies() || !s.options.needs_signal()) return;
   const auto& places = s.options.classifier_states;
   TORCH_CHECK_VALUE(!places.empty() && a.classifiers.size() == 2 * places.size(),
                     "classifiers must hold a weight and a bias for each of classifier_states, got ",
@@ -313,7 +313,7 @@ void check_positions(const Arguments& a, Sequence& s) {
       only_where(active, s.targets != kIgnoreTarget);
     }
   }
-  if (s.options.classifies() && !s.options.backward) {
+  if (s.options.classifies() && s.options.needs_signal()) {
     TORCH_CHECK_VALUE(a.labels.has_value(), "labels must be given for a classifier (",
                       kIgnoreTarget, " where there is none)");
     s.labels = check_tokens("labels", *a.labels, live, s, a.input);

@@ -51,7 +51,8 @@ struct Options {
   int64_t time = 0;  // of the first step, for the masks
   bool loss = false;
   bool reads = false;     // word by word: predictions are wanted, whatever the signal
-  bool backward = false;  // the backward pass: the signal itself is not needed any more
+  bool exact = false;     // the recoding gradient is differentiated, too
+  bool backward = false;  // the backward pass: without `exact` the signal is not needed any more
 
   int64_t states() const { return int64_t(recode_h) + int64_t(recode_c); }
   bool recodes() const { return signal != SignalKind::kNone && states() > 0; }
@@ -66,10 +67,14 @@ struct Options {
   bool classifies() const { return signal == SignalKind::kClassifier; }
   // The K predictions of a mixture are needed one by one.
   bool mixes() const { return signal == SignalKind::kMixture && !(ensemble() && mean_logits); }
-  bool decodes() const { return loss || reads || (recodes() && !classifies() && !backward); }
+  bool decodes() const { return loss || reads || (recodes() && !classifies() && needs_signal()); }
+  bool needs_signal() const { return !backward || exact; }
   bool sees_labels() const { return reads_target(signal) || classifies(); }
   // The recoding gradient is a multiple of the loss's: they share their GEMM with the decoder.
   bool loss_shares_gradient() const { return loss && recodes() && reads_target(signal) && !argmax; }
+  // The backward pass makes these logits again, for their second derivatives: then for the loss,
+  // too.
+  bool loss_waits_for_backward() const { return exact && loss_shares_gradient(); }
   // Signals that see labels predict from the unrecoded state (none may leak), the others from the
   // recoded one.
   bool output_is_recoded() const { return recodes() && recode_h && !sees_labels(); }
@@ -149,6 +154,10 @@ struct Sequence {
   Dropout dropout_above(int64_t layer) const {
     return layer == L - 1 ? dropout_of(kOutputStream, options.output_p())
                           : dropout_of(kLayerStream + layer, options.layer_p());
+  }
+  // Between the top state and what the signal sees.
+  Dropout signal_dropout() const {
+    return options.signal_sees_output_dropout() ? dropout_above(L - 1) : Dropout{};
   }
   Dropout sample_dropout() const { return dropout_of(kSampleStream, options.sample_p); }
   // The time that masks between layers and above them are drawn at: variational ones are held.

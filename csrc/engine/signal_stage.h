@@ -36,6 +36,7 @@ struct SharedLoss {
   Buffer<A> loss_grads;     // [T,B,H] or absent: no gradient is wanted
   Buffer<S> output;         // [T,B,H] what was decoded
   LossGradients gradients;  // of weight and bias, where they are wanted
+  Buffer<int64_t> chosen;   // [T,B] or absent: the targets, kept for the exact backward pass
 };
 
 // nll, surprisal, entropy, ensembles with mean logits: one decoder. `values` says that value() will

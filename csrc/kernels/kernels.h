@@ -64,6 +64,7 @@ struct SoftmaxSignal {
 };
 
 // Decoder, softmax, signal and d(signal)/d(h) of few rows in one pass over the decoder's weight.
+// With `direction`: gold signals only.
 template <typename S>
 struct StreamDecode {
   using A = typename AccumulateIn<S>::type;
@@ -75,9 +76,10 @@ struct StreamDecode {
   const int64_t* targets;  // [B] or null, as in SoftmaxSignal
   A* scratch;              // stream_scratch(rows, hidden) elements
   A* logits;               // [B,V] out or null
-  A* dh;                   // [B,H] out: direction * W
+  S* direction;            // [B,V] out or null, as in SoftmaxSignal; may be the memory of `logits`
+  A* dh;                   // [B,H] out or null (value only): direction * W
   A* delta;                // [B] out
-  A* scale;                // [B] out
+  A* scale;                // [B] out or null
   A* log_p;                // [B] out or null
   int64_t* chosen;         // [B] out or null
 };
@@ -122,10 +124,22 @@ struct SoftmaxSignalBackward {
   SignalKind kind;
   A* logits;               // [B,V] in; overwritten with u where `u` is its memory
   const int64_t* targets;  // [B] or null
-  const A* delta_bar;      // [B]
+  const A* delta_bar;      // [B] or null: zero
+  const A* loss_bar;       // [B] or null: gold signals, cotangent of the loss -log p
   A* u_bar;                // [B,V] in; out: the cotangent of the logits
   A* u;                    // [B,V] out, may be the memory of `logits`
   void* scratch;           // as in SoftmaxSignal
+};
+
+// The same for MixtureSignal: given the cotangents of the u_k, those of the logits.
+template <typename S>
+struct MixtureSignalBackward {
+  using A = typename AccumulateIn<S>::type;
+  int64_t samples, rows, vocab;
+  A* logits;    // [K,B,V] in; out: u_k
+  A* u_bar;     // [K,B,V] in; out: the cotangents of the logits
+  A* log_mean;  // [B,V] scratch
+  A* slope;     // [B,V] scratch: d(log m) along the cotangents
 };
 
 // Step sizes: alpha of row b is step[b * stride]; stride 0 shares one value.
@@ -197,7 +211,38 @@ struct TrialVerdict {
   A* alpha;              // [K,B] in, out
 };
 
-// Back-propagation through one layer and step; the recoding gradient is a constant.
+// The backward pass of Recode, where the recoding gradient is not a constant (gradient="exact").
+// Recoding went down the layers, so this goes up: from the cotangents of h' and c', and of what
+// went to the layer below, to the cotangent of what came from above, and to those of everything
+// that the gradient was made of. All are zero in rows that were not recoded.
+template <typename S>
+struct RecodeBackward {
+  using A = typename AccumulateIn<S>::type;
+  int64_t rows, hidden;
+  const A* gates;       // [B,4H] activated
+  const A* c_prev;      // [B,H]
+  const A* grad_h;      // [B,H] d(delta)/d(h), 0 in rows that were not recoded
+  const A* dh_recoded;  // [B,H] cotangent of h'
+  const A* dh_up;       // [B,H] or null: cotangent of h' after up_dropout
+  const A* dc_recoded;  // [B,H] cotangent of c'
+  const A* alpha_h;     // [B] or null: h is not recoded; 0 in rows that were not recoded
+  const A* alpha_c;     // [B] or null
+  const A* dgates_bar;  // [B,4H] or null (bottom layer): cotangent of what went below
+  Dropout dropout;      // of the connection that the gradient came through
+  Dropout up_dropout;
+  uint32_t time;
+  S* from_above_bar;  // [B,H] out: cotangent of the gradient before `dropout`
+  S* h_signal;        // [B,H] out or null: h after `dropout`
+  S* dgates;          // [B,4H] out or null (bottom layer): what went below
+  A* gates_bar;       // [B,4H] out: to add to the cotangents of the pre-activations
+  A* c_bar;           // [B,H] out: to add to that of c
+  A* c_prev_bar;      // [B,H] out: to add to that of the previous c'
+  A* step_bar_h;      // [B] out or null: cotangent of alpha_h
+  A* step_bar_c;      // [B] out or null
+};
+
+// Back-propagation through one layer and step. The recoding gradient is a constant here; what it
+// contributes otherwise comes from RecodeBackward.
 template <typename S>
 struct CellBackward {
   using A = typename AccumulateIn<S>::type;
@@ -209,6 +254,11 @@ struct CellBackward {
   uint32_t time;
   const A* dh_recoded;  // [B,H] or null: cotangent of h'
   A* dc;                // [B,H] in: cotangent of c'; out: that of the previous c'
+  const A* dh_signal;   // [B,H] or null: more of the cotangent of h, through signal_dropout
+  Dropout signal_dropout;
+  const A* gates_bar;   // [B,4H] or null: of RecodeBackward
+  const A* c_bar;       // [B,H] or null
+  const A* c_prev_bar;  // [B,H] or null
   const uint8_t* live;  // [B] or null
   const A* grad_h;      // [B,H] or null
   const A* grad_c;      // [B,H] or null
@@ -368,7 +418,9 @@ struct Kernels {
   void (*softmax_signal_backward)(const Launch&, const SoftmaxSignalBackward<S>&);
   void (*gold_arrives)(const Launch&, const GoldArrives<S>&);
   void (*mixture_signal)(const Launch&, const MixtureSignal<S>&);
+  void (*mixture_signal_backward)(const Launch&, const MixtureSignalBackward<S>&);
   void (*recode)(const Launch&, const Recode<S>&);
+  void (*recode_backward)(const Launch&, const RecodeBackward<S>&);
   void (*cell_backward)(const Launch&, const CellBackward<S>&);
   void (*dropout_mask)(const Launch&, const DropoutMask<A>&);
   void (*mask_rows)(const Launch&, const MaskRows<S>&);

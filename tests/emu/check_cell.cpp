@@ -1,5 +1,6 @@
 // The LSTM cell: CUDA kernels against CPU kernels.
 #include "cell.cuh"
+#include "recode_backward.cuh"
 #include "unit_shapes.h"
 
 namespace checks {
@@ -164,7 +165,7 @@ void check_recode(const Shape& shape, int variant) {
 }
 
 // variant bits: 1 live mask, 2 gradient from above, 4 gradient of h', 8 gradients of step sizes,
-// 16 dropout, 32 what went up is recoded
+// 16 dropout, 32 what went up is recoded, 64 more cotangents, of the recoding gradient
 template <typename S>
 void check_backward(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
@@ -182,9 +183,15 @@ void check_backward(const Shape& shape, int variant) {
   const auto grad_c = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
   const auto step_bar_h = steps ? unwritten<A>(B) : absent<A>();
   const auto step_bar_c = steps ? unwritten<A>(B) : absent<A>();
+  const auto more = [&](int64_t n) {
+    return variant & 64 ? random_values<A>(n, 1, offset) : absent<A>();
+  };
+  const auto dh_signal = more(B * H), gates_bar = more(B * 4 * H), c_bar = more(B * H);
+  const auto c_prev_bar = more(B * H);
   const auto dgates = unwritten<S>(B * 4 * H, offset);
   const auto dh_prev = variant & 1 ? unwritten<A>(B * H, offset) : absent<A>();
   const Dropout dropout = variant & 16 ? kDropout : kNoDropout;
+  const Dropout signal_dropout = variant & 16 ? kOtherDropout : kNoDropout;
   const bool up_is_recoded = variant & 32;
   const CellBackward<S> p{B,
                           H,
@@ -195,6 +202,11 @@ void check_backward(const Shape& shape, int variant) {
                           kTime,
                           dh_recoded.cuda.data(),
                           dc.cuda.data(),
+                          dh_signal.cuda.data(),
+                          signal_dropout,
+                          gates_bar.cuda.data(),
+                          c_bar.cuda.data(),
+                          c_prev_bar.cuda.data(),
                           live.cuda.data(),
                           grad_h.cuda.data(),
                           grad_c.cuda.data(),
@@ -212,6 +224,11 @@ void check_backward(const Shape& shape, int variant) {
                           kTime,
                           dh_recoded.cpu.data(),
                           dc.cpu.data(),
+                          dh_signal.cpu.data(),
+                          signal_dropout,
+                          gates_bar.cpu.data(),
+                          c_bar.cpu.data(),
+                          c_prev_bar.cpu.data(),
                           live.cpu.data(),
                           grad_h.cpu.data(),
                           grad_c.cpu.data(),
@@ -234,6 +251,99 @@ void check_backward(const Shape& shape, int variant) {
   expect_close("step_bar_c", step_bar_c, 1, H);
 }
 
+// variant bits: 1 recodes h, 2 recodes c, 4 something went below, 8 dropout, 16 what went up is
+// recoded, 32 gradients of step sizes
+template <typename S>
+void check_recode_backward(const Shape& shape, int variant) {
+  using A = typename AccumulateIn<S>::type;
+  context() = describe("recode_backward", sizeof(S), shape) + std::to_string(variant);
+  const int64_t B = shape.rows, H = shape.hidden;
+  const int offset = shape.offset;
+  const bool below = variant & 4, steps = variant & 32 && shape.plan.blocks_per_row <= 1;
+  const auto gates = random_values<A>(B * 4 * H, 1, offset);
+  const auto c_prev = random_values<A>(B * H, 2, offset);
+  const auto grad_h = random_values<A>(B * H, 1, offset);
+  const auto dh_recoded = random_values<A>(B * H, 1, offset);
+  const auto dh_up = variant & 16 ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto dc_recoded = random_values<A>(B * H, 1, offset);
+  const auto alpha_h = variant & 1 ? random_values<A>(B, 1) : absent<A>();
+  const auto alpha_c = variant & 2 ? random_values<A>(B, 1) : absent<A>();
+  const auto dgates_bar = below ? random_values<A>(B * 4 * H, 1, offset) : absent<A>();
+  const Dropout dropout = variant & 8 ? kDropout : kNoDropout;
+  const Dropout up_dropout = variant & 8 ? kOtherDropout : kNoDropout;
+  const auto from_above_bar = unwritten<S>(B * H, offset);
+  const auto h_signal = variant & 16 ? unwritten<S>(B * H, offset) : absent<S>();
+  const auto dgates = below ? unwritten<S>(B * 4 * H, offset) : absent<S>();
+  const auto gates_bar = unwritten<A>(B * 4 * H, offset);
+  const auto c_bar = unwritten<A>(B * H, offset), c_prev_bar = unwritten<A>(B * H, offset);
+  const auto step_bar_h = steps ? unwritten<A>(B) : absent<A>();
+  const auto step_bar_c = steps ? unwritten<A>(B) : absent<A>();
+  const RecodeBackward<S> p{B,
+                            H,
+                            gates.cuda.data(),
+                            c_prev.cuda.data(),
+                            grad_h.cuda.data(),
+                            dh_recoded.cuda.data(),
+                            dh_up.cuda.data(),
+                            dc_recoded.cuda.data(),
+                            alpha_h.cuda.data(),
+                            alpha_c.cuda.data(),
+                            dgates_bar.cuda.data(),
+                            dropout,
+                            up_dropout,
+                            kTime,
+                            from_above_bar.cuda.data(),
+                            h_signal.cuda.data(),
+                            dgates.cuda.data(),
+                            gates_bar.cuda.data(),
+                            c_bar.cuda.data(),
+                            c_prev_bar.cuda.data(),
+                            step_bar_h.cuda.data(),
+                            step_bar_c.cuda.data()};
+  const RecodeBackward<A> q{B,
+                            H,
+                            gates.cpu.data(),
+                            c_prev.cpu.data(),
+                            grad_h.cpu.data(),
+                            dh_recoded.cpu.data(),
+                            dh_up.cpu.data(),
+                            dc_recoded.cpu.data(),
+                            alpha_h.cpu.data(),
+                            alpha_c.cpu.data(),
+                            dgates_bar.cpu.data(),
+                            dropout,
+                            up_dropout,
+                            kTime,
+                            from_above_bar.cpu.data(),
+                            h_signal.cpu.data(),
+                            dgates.cpu.data(),
+                            gates_bar.cpu.data(),
+                            c_bar.cpu.data(),
+                            c_prev_bar.cpu.data(),
+                            step_bar_h.cpu.data(),
+                            step_bar_c.cpu.data()};
+  expect_launches(1, [&] {
+    if (shape.plan.threads == 0)
+      cuda_table<S>().recode_backward(kStream, p);
+    else
+      cuda::launch_recode_backward(nullptr, p, shape.plan);
+  });
+  cpu_table<A>().recode_backward(cpu_launch(), q);
+  expect_close("from_above_bar", from_above_bar, 16);
+  expect_close("h_signal", h_signal, 8);
+  expect_close("dgates", dgates, 8);
+  expect_close("gates_bar", gates_bar, 16, 1);
+  expect_close("c_bar", c_bar, 16, 1);
+  expect_close("c_prev_bar", c_prev_bar, 8);
+  expect_close("step_bar_h", step_bar_h, 1, H);
+  expect_close("step_bar_c", step_bar_c, 1, H);
+}
+
+template <typename S>
+void recode_backward() {
+  for_shapes(64, 6, check_recode_backward<S>);
+}
+
 template <typename S>
 void forward() {
   for_shapes(8, 3, check_forward<S>);
@@ -246,16 +356,26 @@ void recode() {
 
 template <typename S>
 void backward() {
-  for_shapes(64, 6, check_backward<S>);
+  for_shapes(128, 12, check_backward<S>);
 }
 
 const Register kChecks[] = {
-    {"cell_forward_float", forward<float>},   {"cell_forward_double", forward<double>},
-    {"cell_forward_half", forward<__half>},   {"cell_forward_bfloat16", forward<__nv_bfloat16>},
-    {"recode_float", recode<float>},          {"recode_double", recode<double>},
-    {"recode_half", recode<__half>},          {"recode_bfloat16", recode<__nv_bfloat16>},
-    {"cell_backward_float", backward<float>}, {"cell_backward_double", backward<double>},
-    {"cell_backward_half", backward<__half>}, {"cell_backward_bfloat16", backward<__nv_bfloat16>},
+    {"cell_forward_float", forward<float>},
+    {"cell_forward_double", forward<double>},
+    {"cell_forward_half", forward<__half>},
+    {"cell_forward_bfloat16", forward<__nv_bfloat16>},
+    {"recode_float", recode<float>},
+    {"recode_double", recode<double>},
+    {"recode_half", recode<__half>},
+    {"recode_bfloat16", recode<__nv_bfloat16>},
+    {"cell_backward_float", backward<float>},
+    {"cell_backward_double", backward<double>},
+    {"cell_backward_half", backward<__half>},
+    {"cell_backward_bfloat16", backward<__nv_bfloat16>},
+    {"recode_backward_float", recode_backward<float>},
+    {"recode_backward_double", recode_backward<double>},
+    {"recode_backward_half", recode_backward<__half>},
+    {"recode_backward_bfloat16", recode_backward<__nv_bfloat16>},
 };
 
 }  // namespace

@@ -26,6 +26,21 @@ const Shape kShapes[] = {
 
 enum Special { kOrdinary, kOneImpossible, kImpossible, kConfident, kNan };
 
+// [K,B,V]; something special in the last row.
+template <typename A>
+Both<A> make_logits(const Shape& shape, int special) {
+  const int64_t K = shape.samples, B = shape.rows, V = shape.vocab;
+  Both<A> logits = random_values<A>(K * B * V, 8, shape.logits_offset);
+  for (int64_t k = 0; k < K; ++k) {
+    const int64_t row = (k * B + B - 1) * V;
+    if (special == kOneImpossible && k == 0) logits.set(row, -INFINITY);
+    if (special == kImpossible) logits.set(row + 1, -INFINITY);
+    if (special == kConfident) logits.set(row + V / 2, 300);
+    if (special == kNan && k == 0) logits.set(row + V / 3, NAN);
+  }
+  return logits;
+}
+
 // variant bits: 1 direction, 2 in place, 4 a common part, 8 one row of it for all, 16 sum
 template <typename S>
 void check_mixture(const Shape& shape, int special, int variant) {
@@ -36,14 +51,7 @@ void check_mixture(const Shape& shape, int special, int variant) {
               std::to_string(special);
   const int64_t K = shape.samples, B = shape.rows, V = shape.vocab;
   const bool directed = variant & 1, in_place = directed && variant & 2 && std::is_same_v<S, A>;
-  auto logits = random_values<A>(K * B * V, 8, shape.logits_offset);
-  for (int64_t k = 0; k < K; ++k) {  // in the last row
-    const int64_t row = (k * B + B - 1) * V;
-    if (special == kOneImpossible && k == 0) logits.set(row, -INFINITY);
-    if (special == kImpossible) logits.set(row + 1, -INFINITY);
-    if (special == kConfident) logits.set(row + V / 2, 300);
-    if (special == kNan && k == 0) logits.set(row + V / 3, NAN);
-  }
+  const auto logits = make_logits<A>(shape, special);
   const auto direction =
       directed && !in_place ? unwritten<S>(K * B * V, shape.other_offset) : absent<S>();
   const auto log_mean = unwritten<A>(B * V, shape.other_offset);
@@ -92,6 +100,38 @@ void check_mixture(const Shape& shape, int special, int variant) {
   expect_close("sum", sum, 32 + K * Rounding<S>::relative / std::numeric_limits<A>::epsilon(), 1);
 }
 
+template <typename A>
+void check_backward(const Shape& shape, int special) {
+  context() = "mixture_signal_backward <" + std::to_string(sizeof(A)) + "> samples " +
+              std::to_string(shape.samples) + " rows " + std::to_string(shape.rows) + " vocab " +
+              std::to_string(shape.vocab) + " special " + std::to_string(special);
+  const int64_t K = shape.samples, B = shape.rows, V = shape.vocab;
+  const auto logits = make_logits<A>(shape, special);
+  const auto u_bar = random_values<A>(K * B * V, 1, shape.other_offset);
+  const auto log_mean = unwritten<A>(B * V, shape.other_offset);
+  const auto slope = unwritten<A>(B * V, shape.other_offset);
+  const MixtureSignalBackward<A> p{
+      K, B, V, logits.cuda.data(), u_bar.cuda.data(), log_mean.cuda.data(), slope.cuda.data()};
+  expect_launches(1, [&] {
+    if (shape.threads == 0)
+      cuda_table<A>().mixture_signal_backward({}, p);
+    else
+      cuda::launch_mixture_signal_backward<A>(nullptr, p, shape.threads);
+  });
+  cpu_table<A>().mixture_signal_backward(
+      cpu_launch(),
+      {K, B, V, logits.cpu.data(), u_bar.cpu.data(), log_mean.cpu.data(), slope.cpu.data()});
+  expect_close("u", logits, 32, 1);
+  expect_close("cotangents of the logits", u_bar, 32, 1);
+}
+
+template <typename A>
+void backward() {
+  int next = 0;
+  for (const Shape& shape : kShapes)
+    for (int i = 0; i < (kThoroughly ? 5 : 1); ++i, ++next) check_backward<A>(shape, next % 5);
+}
+
 template <typename S>
 void mixtures() {
   int next = 0;
@@ -105,6 +145,8 @@ const Register kChecks[] = {
     {"mixture_signal_double", mixtures<double>},
     {"mixture_signal_half", mixtures<__half>},
     {"mixture_signal_bfloat16", mixtures<__nv_bfloat16>},
+    {"mixture_signal_backward_float", backward<float>},
+    {"mixture_signal_backward_double", backward<double>},
 };
 
 }  // namespace

@@ -182,7 +182,7 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
   }
 }
 
-// variant bits: 1 targets, 2 some ignored, 4 in place
+// variant bits: 1 targets, 2 some ignored, 4 in place, 8 no gradient at delta, 16 one at the loss
 template <typename A>
 void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, int variant) {
   context() = describe("softmax_signal_backward", sizeof(A), shape) + std::to_string(variant) +
@@ -191,7 +191,8 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
   const bool in_place = variant & 4;
   const auto logits = make_logits<A>(shape, first_kind);
   const auto targets = variant & 1 ? make_targets(shape, variant & 2) : absent<int64_t>();
-  const auto delta_bar = random_values<A>(B, 1);
+  const auto delta_bar = variant & 8 ? absent<A>() : random_values<A>(B, 1);
+  const auto loss_bar = variant & 16 ? random_values<A>(B, 1) : absent<A>();
   const auto u_bar = random_values<A>(B * V, 1, shape.other_offset);
   const auto u = in_place ? absent<A>() : unwritten<A>(B * V, shape.other_offset);
   const Array<char> scratch = make_scratch<A>(shape);
@@ -201,6 +202,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
                              logits.cuda.data(),
                              targets.cuda.data(),
                              delta_bar.cuda.data(),
+                             loss_bar.cuda.data(),
                              u_bar.cuda.data(),
                              in_place ? logits.cuda.data() : u.cuda.data(),
                              scratch.data()};
@@ -210,6 +212,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
                              logits.cpu.data(),
                              targets.cpu.data(),
                              delta_bar.cpu.data(),
+                             loss_bar.cpu.data(),
                              u_bar.cpu.data(),
                              in_place ? logits.cpu.data() : u.cpu.data(),
                              nullptr};
@@ -245,7 +248,7 @@ void signals() {
 template <typename A>
 void signals_backward() {
   for_shapes(3, [](const Shape& shape, SignalKind kind, int rows, int variant) {
-    check_signal_backward<A>(shape, kind, rows, variant % 8);
+    check_signal_backward<A>(shape, kind, rows, variant % 32);
   });
 }
 

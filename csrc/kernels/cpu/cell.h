@@ -118,6 +118,90 @@ void recode(const Launch& launch, const Recode<T>& p) {
   });
 }
 
+// a_h, a_c: the gradients d(delta)/d(h), d(delta)/d(c); X_bar: the cotangent of X; G: dgates_bar.
+// Each line below is the transpose of a product in recode().
+template <typename T>
+void recode_backward(const Launch& launch, const RecodeBackward<T>& p) {
+  const int64_t H = p.hidden;
+  const bool sends_below = p.dgates_bar != nullptr;
+  parallel(launch, p.rows, grain_of(16 * H), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b * H;
+      const T *gates = p.gates + 4 * row, *G = sends_below ? p.dgates_bar + 4 * row : nullptr;
+      T* gates_bar = p.gates_bar + 4 * row;                            // [4H]
+      T* dgates = p.dgates != nullptr ? p.dgates + 4 * row : nullptr;  // [4H]
+      const T alpha_h = p.alpha_h != nullptr ? p.alpha_h[b] : T(0);
+      const T alpha_c = p.alpha_c != nullptr ? p.alpha_c[b] : T(0);
+      Vec<T> dot_h{}, dot_c{};
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        const Vec<T> i = load(gates + j, n), f = load(gates + H + j, n);
+        const Vec<T> g = load(gates + 2 * H + j, n), o = load(gates + 3 * H + j, n);
+        const Vec<T> c_prev = load(p.c_prev + row + j, n);
+        const Vec<T> tanh_c = tanh<T>(f * c_prev + i * g);
+        const Vec<T> slope = T(1) - tanh_c * tanh_c;
+        const Vec<T> a_h = load(p.grad_h + row + j, n), a_c = a_h * o * slope;
+        const Vec<T> mask = dropout_factor<T>(p.dropout, p.time, b, j);
+
+        Vec<T> h_bar = load(p.dh_recoded + row + j, n);
+        if (p.dh_up != nullptr)
+          h_bar += load(p.dh_up + row + j, n) * dropout_factor<T>(p.up_dropout, p.time, b, j);
+        const Vec<T> c_bar = load(p.dc_recoded + row + j, n);
+        dot_h += a_h * h_bar;
+        dot_c += a_c * c_bar;
+        Vec<T> a_h_bar = -alpha_h * h_bar, a_c_bar = -alpha_c * c_bar;
+
+        Vec<T> i_bar{}, f_bar{}, g_bar{}, o_bar{}, tanh_bar{}, c_prev_bar{};
+        if (sends_below) {
+          const Vec<T> G_i = load(G + j, n), G_f = load(G + H + j, n);
+          const Vec<T> G_g = load(G + 2 * H + j, n), G_o = load(G + 3 * H + j, n);
+          const Vec<T> di = i * (T(1) - i), df = f * (T(1) - f), dg = T(1) - g * g;
+          const Vec<T> d_o = o * (T(1) - o);
+          // d_i = a_c g i (1 - i)
+          a_c_bar += G_i * g * di;
+          g_bar += G_i * a_c * di;
+          i_bar += G_i * a_c * g * (T(1) - T(2) * i);
+          // d_f = a_c c_prev f (1 - f)
+          a_c_bar += G_f * c_prev * df;
+          c_prev_bar += G_f * a_c * df;
+          f_bar += G_f * a_c * c_prev * (T(1) - T(2) * f);
+          // d_g = a_c i (1 - g^2)
+          a_c_bar += G_g * i * dg;
+          i_bar += G_g * a_c * dg;
+          g_bar -= T(2) * G_g * a_c * i * g;
+          // d_o = a_h tanh(c) o (1 - o)
+          a_h_bar += G_o * tanh_c * d_o;
+          tanh_bar += G_o * a_h * d_o;
+          o_bar += G_o * a_h * tanh_c * (T(1) - T(2) * o);
+          if (dgates != nullptr) {
+            store(dgates + j, a_c * g * di, n);
+            store(dgates + H + j, a_c * c_prev * df, n);
+            store(dgates + 2 * H + j, a_c * i * dg, n);
+            store(dgates + 3 * H + j, a_h * tanh_c * d_o, n);
+          }
+          i_bar *= di;
+          f_bar *= df;
+          g_bar *= dg;
+        }
+        // a_c = a_h o (1 - tanh(c)^2)
+        a_h_bar += a_c_bar * o * slope;
+        o_bar += a_c_bar * a_h * slope;
+        tanh_bar -= T(2) * a_c_bar * a_h * o * tanh_c;
+
+        store(p.from_above_bar + row + j, a_h_bar * mask, n);
+        if (p.h_signal != nullptr) store(p.h_signal + row + j, o * tanh_c * mask, n);
+        store(gates_bar + j, i_bar, n);
+        store(gates_bar + H + j, f_bar, n);
+        store(gates_bar + 2 * H + j, g_bar, n);
+        store(gates_bar + 3 * H + j, o_bar * o * (T(1) - o), n);
+        store(p.c_bar + row + j, tanh_bar * slope, n);
+        store(p.c_prev_bar + row + j, c_prev_bar, n);
+      });
+      if (p.step_bar_h != nullptr) p.step_bar_h[b] = -sum<T>(dot_h);
+      if (p.step_bar_c != nullptr) p.step_bar_c[b] = -sum<T>(dot_c);
+    }
+  });
+}
+
 template <typename T>
 void trial_step(const Launch& launch, const TrialStep<T>& p) {
   const int64_t H = p.hidden;
@@ -194,18 +278,30 @@ void cell_backward(const Launch& launch, const CellBackward<T>& p) {
         const Vec<T> up = p.dh_up != nullptr ? load(p.dh_up + row + j, n) *
                                                    dropout_factor<T>(p.dropout, p.time, b, j)
                                              : Vec<T>{};
-        const Vec<T> dh = recoded + up;
+        Vec<T> dh = recoded + up;
         const Vec<T> dc_recoded = load(p.dc + row + j, n);
         if (p.grad_h != nullptr)
           dot_h += load(p.grad_h + row + j, n) * (p.up_is_recoded ? dh : recoded);
         if (p.grad_c != nullptr) dot_c += load(p.grad_c + row + j, n) * dc_recoded;
-        const Vec<T> dc = dc_recoded + dh * o * (T(1) - tanh_c * tanh_c);
-        const GateCotangents<T> d = gate_cotangents<T>(i, f, g, o, tanh_c, c_prev, dh, dc);
+        if (p.dh_signal != nullptr)
+          dh += load(p.dh_signal + row + j, n) * dropout_factor<T>(p.signal_dropout, p.time, b, j);
+        Vec<T> dc = dc_recoded + dh * o * (T(1) - tanh_c * tanh_c);
+        if (p.c_bar != nullptr) dc += load(p.c_bar + row + j, n);
+        GateCotangents<T> d = gate_cotangents<T>(i, f, g, o, tanh_c, c_prev, dh, dc);
+        if (p.gates_bar != nullptr) {
+          const T* more = p.gates_bar + 4 * row;  // [4H]
+          d.i += load(more + j, n);
+          d.f += load(more + H + j, n);
+          d.g += load(more + 2 * H + j, n);
+          d.o += load(more + 3 * H + j, n);
+        }
+        Vec<T> dc_prev = dc * f;
+        if (p.c_prev_bar != nullptr) dc_prev += load(p.c_prev_bar + row + j, n);
         store(dgates + j, d.i, n);
         store(dgates + H + j, d.f, n);
         store(dgates + 2 * H + j, d.g, n);
         store(dgates + 3 * H + j, d.o, n);
-        store(p.dc + row + j, dc * f, n);
+        store(p.dc + row + j, dc_prev, n);
         if (p.dh_prev != nullptr) store(p.dh_prev + row + j, Vec<T>{}, n);
       });
       if (p.step_bar_h != nullptr) p.step_bar_h[b] = -sum<T>(dot_h);

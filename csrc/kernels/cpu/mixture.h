@@ -63,6 +63,60 @@ void mixture_signal(const Launch& launch, const MixtureSignal<T>& p) {
   });
 }
 
+// With bar_k = d(l_k) this is the derivative of all u_k along d(l): the Hessian is symmetric.
+//   d(o_k) = o_k (bar_k - <o_k, bar_k>),  slope = d(log m) = mean_k d(o_k) / m
+template <typename T>
+void mixture_signal_backward(const Launch& launch, const MixtureSignalBackward<T>& p) {
+  const int64_t V = p.vocab, K = p.samples;
+  const int64_t stride = p.rows * V;
+  const T share = T(1.0 / K);
+  parallel(launch, p.rows, grain_of(2 * K * V), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      T *log_mean = p.log_mean + b * V, *slope = p.slope + b * V;  // [V] first m and d(m)
+      for (int64_t k = 0; k < K; ++k) {
+        T *o = p.logits + k * stride + b * V, *bar = p.u_bar + k * stride + b * V;  // [V]
+        const T inverse = T(1 / row_softmax<T, false>(o, o, V).sum);
+        const T mean_bar = row_dot(o, bar, V) * inverse;
+        for_each_vector<T>(V, [&](int64_t j, int n) {
+          const Vec<T> o_j = load(o + j, n) * inverse, along = load(bar + j, n) - mean_bar;
+          store(o + j, o_j, n);
+          store(bar + j, along, n);
+          const Vec<T> m = o_j * share, dm = o_j * along * share;
+          store(log_mean + j, k == 0 ? m : load(log_mean + j, n) + m, n);
+          store(slope + j, k == 0 ? dm : load(slope + j, n) + dm, n);
+        });
+      }
+      for_each_vector<T>(V, [&](int64_t j, int n) {
+        const Vec<T> m = load(log_mean + j, n);
+        const auto counts = m >= Simd<T>::kSmallest;
+        store(log_mean + j, counts ? log<T>(m) : m * T(0), n);
+        store(slope + j, counts ? load(slope + j, n) / m : m * T(0), n);
+      });
+      for (int64_t k = 0; k < K; ++k) {
+        T *o = p.logits + k * stride + b * V, *bar = p.u_bar + k * stride + b * V;  // [V]
+        const T mean_log = row_dot(o, log_mean, V);
+        T mean_change = row_dot(o, slope, V);  // of d(<o_k, log m>)
+        for (int64_t start = 0; start < V; start += kSumBlock) {
+          const int64_t size = V - start < kSumBlock ? V - start : kSumBlock;
+          Vec<T> part{};
+          for_each_vector<T>(size, [&](int64_t i, int n) {
+            const int64_t j = start + i;
+            part += load(o + j, n) * load(bar + j, n) * load(log_mean + j, n);
+          });
+          mean_change += sum<T>(part);
+        }
+        for_each_vector<T>(V, [&](int64_t j, int n) {
+          const Vec<T> weight = -share * load(o + j, n);
+          const Vec<T> centred = load(log_mean + j, n) - mean_log;
+          store(bar + j, weight * (load(bar + j, n) * centred + load(slope + j, n) - mean_change),
+                n);
+          store(o + j, weight * centred, n);
+        });
+      }
+    }
+  });
+}
+
 template <typename T>
 void mask_rows(const Launch& launch, const MaskRows<T>& p) {
   const int64_t H = p.units;

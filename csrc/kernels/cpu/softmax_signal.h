@@ -172,7 +172,8 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       T* logits = p.logits + b * V;  // [V]
       T* bar = p.u_bar + b * V;      // [V] in: cotangent of u; out: of the logits
       T* u = p.u + b * V;            // [V]
-      const T delta_bar = p.delta_bar[b];
+      const T delta_bar = p.delta_bar != nullptr ? p.delta_bar[b] : T(0);
+      const T loss_bar = p.loss_bar != nullptr ? p.loss_bar[b] : T(0);
       if (p.targets != nullptr && p.targets[b] < 0) {
         memset(bar, 0, V * sizeof(T));
         memset(u, 0, V * sizeof(T));
@@ -217,7 +218,7 @@ void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<T
       const T mean_bar = row_dot(u, bar, V) * inverse;  // <o, bar>
       const T along = mean_bar - bar[target];           // <o - onehot, bar>
       // d(log p)/d(l) = onehot - o = -direction
-      const T on_direction = T(delta_bar * signal.scale - along * signal.scale_slope);
+      const T on_direction = T(loss_bar + delta_bar * signal.scale - along * signal.scale_slope);
       const T p_minus_1 = T(::expm1(log_p));
       const T target_bar =
           scale * (p_minus_1 + T(1)) * (bar[target] - mean_bar) + on_direction * p_minus_1;

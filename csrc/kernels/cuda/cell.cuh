@@ -222,12 +222,32 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
 #pragma unroll
       for (int k = 0; k < kQuad; ++k) dot_c += grad[k] * dc[k];
     }
+    if (p.dh_signal != nullptr) {
+      A more[kQuad], factor[kQuad];
+      load_quad<kAlign>(more, p.dh_signal + start + j, count);
+      dropout_factors(factor, p.signal_dropout, p.time, row, j);
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) dh[k] += more[k] * factor[k];
+    }
+    A c_bar[kQuad] = {0, 0, 0, 0}, c_prev_bar[kQuad] = {0, 0, 0, 0};
+    if (p.c_bar != nullptr) load_quad<kAlign>(c_bar, p.c_bar + start + j, count);
+    if (p.c_prev_bar != nullptr) load_quad<kAlign>(c_prev_bar, p.c_prev_bar + start + j, count);
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
       const A tanh_c = tanh(gate.f[k] * c_prev[k] + gate.i[k] * gate.g[k]);
-      dc[k] += dh[k] * gate.o[k] * (A(1) - tanh_c * tanh_c);
+      dc[k] += dh[k] * gate.o[k] * (A(1) - tanh_c * tanh_c) + c_bar[k];
       gate_cotangents(d, gate, k, tanh_c, c_prev[k], dh[k], dc[k]);
-      dc[k] *= gate.f[k];
+      dc[k] = dc[k] * gate.f[k] + c_prev_bar[k];
+    }
+    if (p.gates_bar != nullptr) {
+      load_gates<kAlign>(gate, p.gates_bar + 4 * start, H, j, count);
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        d.i[k] += gate.i[k];
+        d.f[k] += gate.f[k];
+        d.g[k] += gate.g[k];
+        d.o[k] += gate.o[k];
+      }
     }
     store_gates<kAlign>(p.dgates + 4 * start, d, H, j, count);
     store_quad<kAlign>(p.dc + start + j, dc, count);
@@ -267,12 +287,13 @@ void launch_recode(cudaStream_t stream, const Recode<S>& p, UnitPlan plan) {
 template <typename S>
 void launch_cell_backward(cudaStream_t stream, const CellBackward<S>& p, UnitPlan plan) {
   const dim3 grid(p.rows, plan.blocks_per_row);
-  with_alignment(common_alignment(p.hidden, p.gates, p.c_prev, p.dh_up, p.dh_recoded, p.dc,
-                                  p.grad_h, p.grad_c, p.dgates, p.dh_prev),
-                 [&](auto align) {
-                   constexpr int kAlign = decltype(align)::value;
-                   CUDA_LAUNCH(grid, plan.threads, 0, stream, cell_backward_kernel<S, kAlign>)(p);
-                 });
+  with_alignment(
+      common_alignment(p.hidden, p.gates, p.c_prev, p.dh_up, p.dh_recoded, p.dc, p.dh_signal,
+                       p.gates_bar, p.c_bar, p.c_prev_bar, p.grad_h, p.grad_c, p.dgates, p.dh_prev),
+      [&](auto align) {
+        constexpr int kAlign = decltype(align)::value;
+        CUDA_LAUNCH(grid, plan.threads, 0, stream, cell_backward_kernel<S, kAlign>)(p);
+      });
 }
 
 template <typename S>

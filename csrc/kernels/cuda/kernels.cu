@@ -7,6 +7,7 @@
 #include "gold_arrives.cuh"
 #include "masks.cuh"
 #include "mixture.cuh"
+#include "recode_backward.cuh"
 #include "shared_masks.cuh"
 #include "softmax_signal.cuh"
 #include "softmax_signal_backward.cuh"
@@ -25,7 +26,9 @@ constexpr Kernels<S> table() {
   kernels.softmax_signal_backward = cuda::softmax_signal_backward<S>;
   kernels.gold_arrives = cuda::gold_arrives<S>;
   kernels.mixture_signal = cuda::mixture_signal<S>;
+  kernels.mixture_signal_backward = cuda::mixture_signal_backward<S>;
   kernels.recode = cuda::recode<S>;
+  kernels.recode_backward = cuda::recode_backward<S>;
   kernels.cell_backward = cuda::cell_backward<S>;
   kernels.dropout_mask = cuda::dropout_mask<A>;
   kernels.mask_rows = cuda::mask_rows<S>;

@@ -35,14 +35,15 @@ __device__ __forceinline__ void entropy_scalars(CotangentScalars<A>& to,
 template <typename A, int kMoments>
 __device__ __forceinline__ void gold_scalars(CotangentScalars<A>& to, SignalKind kind,
                                              const RowTotals<A, 2, kMoments>& totals,
-                                             const Target<A>& target, double delta_bar) {
+                                             const Target<A>& target, double delta_bar,
+                                             double loss_bar) {
   const double sum = totals.sums[0][0], mean_bar = totals.sums[1][0] / sum;
   const double log_p = (double(target.logit) - double(totals.maximum)) - log(sum);
   const double p_minus_1 = expm1(log_p);
   const GoldSignal signal = gold_signal(kind, log_p);
   const double along = mean_bar - double(target.weight);  // <o - onehot, u_bar>
   // d(log p)/d(l) = onehot - o
-  const double on_direction = delta_bar * signal.scale - along * signal.scale_slope;
+  const double on_direction = loss_bar + delta_bar * signal.scale - along * signal.scale_slope;
   to.scale = static_cast<A>(signal.scale);
   to.on_direction = static_cast<A>(on_direction);
   to.target = target.column;
@@ -67,12 +68,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<A, 2>)
       scalars.maximum = totals.maximum;
       scalars.inverse = static_cast<A>(1 / totals.sums[0][0]);
       scalars.mean_bar = static_cast<A>(totals.sums[1][0] / totals.sums[0][0]);
-      scalars.delta_bar = p.delta_bar[row];
+      const A delta_bar = p.delta_bar != nullptr ? p.delta_bar[row] : A(0);
+      scalars.delta_bar = delta_bar;
       if (kEntropy)
         entropy_scalars(scalars, totals);
       else
         gold_scalars(scalars, p.kind, totals,
-                     find_target<A, 2, kMoments>(in, split, row, totals.argmax), p.delta_bar[row]);
+                     find_target<A, 2, kMoments>(in, split, row, totals.argmax), delta_bar,
+                     p.loss_bar != nullptr ? p.loss_bar[row] : A(0));
     }
     __syncthreads();
   }
@@ -135,8 +138,8 @@ void softmax_signal_backward_planned(cudaStream_t stream, const SoftmaxSignalBac
 template <typename S>
 void softmax_signal_backward(const Launch& launch, const SoftmaxSignalBackward<S>& p) {
   using A = typename AccumulateIn<S>::type;
-  const SoftmaxSignalBackward<A> same{p.rows,      p.vocab, p.kind, p.logits, p.targets,
-                                      p.delta_bar, p.u_bar, p.u,    p.scratch};
+  const SoftmaxSignalBackward<A> same{p.rows,      p.vocab,    p.kind,  p.logits, p.targets,
+                                      p.delta_bar, p.loss_bar, p.u_bar, p.u,      p.scratch};
   RowPlan plan = plan_rows(p.rows, p.vocab);
   if (p.scratch == nullptr) plan.blocks_per_row = 1;
   softmax_signal_backward_planned(static_cast<cudaStream_t>(launch.stream), same, plan);

@@ -1,0 +1,93 @@
+"""Sets of sentences for subject-verb agreement, and how they are read.
+
+Giulianelli et al. 2018: tab-separated rows without a header (sentence, POS tags, sing or plur,
+index of the subject, index of the verb, helpful nouns, attractors). Two files are not what their
+names say: the one that ends in `a3` has exactly one attractor (and no helpful noun) in every row,
+the one that ends in `a-` has up to three, and up to four helpful nouns in spite of the `k0`. In
+both the verb is the sixth word after the subject.
+
+Gulordava et al. 2018: `generated.tab`, a correct and a wrong verb form per sentence and its prefix.
+The word that follows the prefix in `sent` is another one in most rows, so what is compared are the
+two forms after the prefix.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..training import Vocabulary
+
+IRREGULAR = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
+PLURAL_IRREGULAR = {plural: singular for singular, plural in IRREGULAR.items()}
+NUMBERS = ("sing", "plur")  # labels 0 and 1
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A prefix that ends before the verb, its subject, and the two forms the verb might have."""
+
+    words: tuple[str, ...]  # of the prefix
+    subject: int  # index of the subject among them
+    label: int  # number of the subject, an index of NUMBERS
+    correct: str
+    wrong: str
+    rest: tuple[str, ...] = ()  # the sentence from the verb on, where it is known
+
+    def known(self, vocabulary: Vocabulary) -> bool:
+        """Whether both forms and the subject are in the vocabulary."""
+        needed = (self.correct, self.wrong, self.words[self.subject])
+        return all(word in vocabulary.ids for word in needed)
+
+
+def other_form(verb: str, number: str) -> str:
+    """The form of a present-tense verb that agrees with the other number."""
+    if number == "sing":
+        if verb in IRREGULAR:
+            return IRREGULAR[verb]
+        if verb.endswith("ies") and len(verb) > 4:
+            return verb[:-3] + "y"
+        if verb.endswith(("sses", "xes", "zes", "ches", "shes")):
+            return verb[:-2]
+        return verb.removesuffix("s")
+    if verb in PLURAL_IRREGULAR:
+        return PLURAL_IRREGULAR[verb]
+    if verb.endswith("y") and verb[-2:-1] not in "aeiou":
+        return verb[:-1] + "ies"
+    return verb + ("es" if verb.endswith(("s", "x", "z", "ch", "sh")) else "s")
+
+
+def read_giulianelli(path: Path) -> list[Agreement]:
+    found = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        sentence, _, number, subject, verb, *_ = line.split("\t")
+        words, place = tuple(sentence.split()), int(verb)
+        forms = words[place], other_form(words[place], number)
+        label = NUMBERS.index(number)
+        found.append(Agreement(words[:place], int(subject), label, *forms, words[place:]))
+    return found
+
+
+def read_gulordava(path: Path) -> list[Agreement]:
+    """`generated.tab`; one item per pair of rows."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    pairs: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        key = (row["pattern"], row["constr_id"], row["sent_id"])
+        pairs.setdefault(key, {})[row["class"]] = row
+    found = []
+    for pair in pairs.values():
+        row = pair["correct"]
+        words = tuple(row["prefix"].split())
+        found.append(
+            Agreement(
+                words,
+                int(row["len_prefix"]) - int(row["len_context"]),
+                NUMBERS.index(row["correct_number"]),
+                row["form"],
+                pair["wrong"]["form"],
+            )
+        )
+    return found

@@ -1,0 +1,71 @@
+"""`fused-recoder analyze`: sentences, word by word."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from .compare import ModelRuns, read_runs, write_tsv
+from .figures import draw_sentence
+from .page import write_page
+from .sentences import read_sentences
+
+
+def add_parser(commands) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "analyze",
+        help="surprisal and recoding of sentences, word by word",
+        description="Reads sentences with trained models and writes, into one folder, a table per "
+        "model (TSV), figures (PNG, SVG) and a page to look at (index.html).",
+    )
+    parser.add_argument(
+        "models", nargs="+", metavar="model",
+        help="[name=]run[,run...][@where]: runs of one model with different seeds; where it "
+        "recodes: all (default), none, or words by their numbers from 1, e.g. @2,5",
+    )  # fmt: skip
+    parser.add_argument("--sentences", type=Path, help="file with one sentence per line")
+    parser.add_argument(
+        "--sentence", action="append", default=[], help="a sentence; may be repeated"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is written")
+    parser.add_argument("--figures", type=int, default=20, help="figures of the first so many")
+    parser.add_argument("--seed", type=int, default=1, help="of signals that sample")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sentences = list(arguments.sentence)
+    if arguments.sentences:
+        sentences += read_sentences(arguments.sentences)
+    if not sentences:
+        raise ValueError("nothing to read: give --sentences or --sentence")
+    models = [ModelRuns.parse(text) for text in arguments.models]
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise ValueError(f"models must have different names, got {names}: write name=run")
+    numbers = {model.name: read_runs(model, sentences, arguments.seed) for model in models}
+
+    out = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    for name, found in numbers.items():
+        write_tsv(out / f"{_file_name(name)}.tsv", found)
+        words = sum(len(s.tokens) for s in found)
+        unknown = sum(token.unknown for s in found for token in s.tokens)
+        known = sum(not any(token.unknown for token in s.tokens) for s in found)
+        bits = sum(s.mean("surprisal").sum() for s in found) / words
+        print(
+            f"{name}: {words} words, {unknown} unknown, {known} of {len(found)} sentences fully "
+            f"known; {bits:.3f} bits per word"
+        )
+    for i in range(min(arguments.figures, len(sentences))):
+        draw_sentence(
+            {name: found[i] for name, found in numbers.items()}, out / f"sentence-{i + 1:03d}.png"
+        )
+    write_page(out / "index.html", numbers)
+    print(f"{out / 'index.html'}")
+    return 0
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", name)

@@ -1,0 +1,182 @@
+"""Word by word: what a model expects, and what its recoder does about it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fused_recoder as fr
+
+from ..training import Vocabulary
+from ..training.data import EOS, IGNORE, UNK
+
+NATS_PER_BIT = math.log(2)
+GLUED = re.compile(r"^(.*\w)([.,;:!?]+)$")
+CURLY = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}  # typographic quotation marks
+
+
+@dataclass(frozen=True)
+class Token:
+    text: str  # as the sentence has it
+    id: int
+    unknown: bool
+
+
+def read_sentences(path: Path) -> list[str]:
+    """One per line; blank lines are left out."""
+    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise ValueError(f"{path} holds no sentences")
+    return found
+
+
+def tokenize(sentence: str, vocabulary: Vocabulary) -> list[Token]:
+    """The words of a sentence as the vocabulary writes them.
+
+    A word is looked up as it is, then in lower case. Punctuation glued to a word is split off, and
+    left out where the vocabulary has no such mark (PTB has none at all).
+    """
+    found = []
+    for raw in sentence.translate(CURLY).split():
+        known = raw in vocabulary.ids or raw.lower() in vocabulary.ids
+        glued = None if known else GLUED.match(raw)
+        for text in glued.groups() if glued else (raw,):
+            spelling = next((w for w in (text, text.lower()) if w in vocabulary.ids), None)
+            if spelling is None and not any(c.isalnum() for c in text):
+                continue
+            found.append(
+                Token(text, vocabulary.encode([spelling or text])[0], spelling in (None, UNK))
+            )
+    if not found:
+        raise ValueError(f"no words in {sentence!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Numbers of every word of one sentence, in one model. Surprisals in bits, else as the signal.
+
+    Without a recoder before and after are the same, and delta is not a number.
+    """
+
+    tokens: list[Token]
+    recoded: list[bool]
+    surprisal: list[float]  # of the model's own prediction
+    surprisal_before: list[float]  # predicted from the state as it was
+    surprisal_after: list[float]  # predicted from the recoded state
+    delta: list[float]
+    delta_after: list[float]
+    steps: dict[str, list[float]]  # by state and layer, e.g. "c1"
+
+
+def places_mask(places: str | Sequence[int], length: int) -> list[bool]:
+    """Where to recode: "all", "none", or the numbers of words, from 1."""
+    if places == "all":
+        return [True] * length
+    if places == "none":
+        return [False] * length
+    return [number in places for number in range(1, length + 1)]
+
+
+@torch.no_grad()
+def read(
+    model: fr.RecodingLanguageModel,
+    vocabulary: Vocabulary,
+    sentences: Sequence[list[Token]],
+    *,
+    recode: str | Sequence[int] = "all",
+    seed: int = 1,
+) -> list[Reading]:
+    """Reads sentences side by side, each from a fresh state after `<eos>`."""
+    rnn = model.rnn
+    if rnn.signal is not None and rnn.signal.name in ("variational", "classifier", "custom"):
+        raise ValueError(f"signal {rnn.signal.name!r} cannot be read word by word here")
+    model = model.double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    length, count = max(len(s) for s in sentences), len(sentences)
+    targets = torch.full((length, count), IGNORE)
+    inputs = torch.zeros(length, count, dtype=torch.int64)
+    mask = torch.zeros(length, count, dtype=torch.bool)
+    for b, sentence in enumerate(sentences):
+        ids = torch.tensor([token.id for token in sentence])
+        targets[: len(ids), b] = ids
+        inputs[: len(ids), b] = torch.cat([torch.tensor([vocabulary.ids[EOS]]), ids[:-1]])
+        mask[: len(ids), b] = torch.tensor(places_mask(recode, len(ids)))
+
+    hx, columns = None, []
+    for t in range(length):
+        columns.append(_step(model, inputs[t : t + 1], targets[t : t + 1], mask[t], hx, generator))
+        hx = columns[-1].pop("hx")
+    return [_reading(sentence, b, columns, rnn, mask) for b, sentence in enumerate(sentences)]
+
+
+def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, generator) -> dict:
+    """One word of all sentences [1, B]: numbers [B] by name, and the states to go on with."""
+    rnn = model.rnn
+    gold = targets[0].clamp(min=0)
+
+    def bits(hidden: Tensor) -> Tensor:
+        log_p = F.log_softmax(model.decoder(hidden), -1)
+        return -log_p.gather(1, gold.unsqueeze(1)).squeeze(1) / NATS_PER_BIT
+
+    if rnn.signal is None:
+        out = model(tokens, targets, hx)
+        before = bits(out.hx[0][-1])
+        nothing = torch.full_like(before, torch.nan)
+        return {
+            "hx": out.hx, "before": before, "after": before, "own": before,
+            "delta": nothing, "delta_after": nothing, "step_size": None,
+        }  # fmt: skip
+    still = torch.zeros_like(mask).unsqueeze(0)
+    plain = model(tokens, targets, hx, recode_mask=still, generator=generator)
+    out = model(
+        tokens, targets, hx, recode_mask=mask.unsqueeze(0), return_trace=True, generator=generator
+    )
+    (h, c), (h_after, c_after) = ([s[-1] for s in o.hx] for o in (plain, out))  # [B, H] each
+    if "h" not in rnn.states:
+        # Only c was recoded: what the output gate o makes of it, h = o tanh(c).
+        h_after = torch.where(c == 0, h, h * c_after.tanh() / c.tanh())
+    before, after = bits(h), bits(h_after)
+    trace = out.trace
+    return {
+        "hx": out.hx,
+        "before": before,
+        "after": after,
+        # Labels must not leak; and where h is not recoded there is nothing new to decode.
+        "own": before if rnn.signal.sees_labels or "h" not in rnn.states else after,
+        "delta": trace.delta[0],
+        "delta_after": torch.where(mask, trace.delta_after[0], trace.delta[0]),
+        "step_size": trace.step_size[:, :, 0],  # [L, S, B]
+    }
+
+
+def _reading(sentence: list[Token], b: int, columns: list[dict], rnn, mask: Tensor) -> Reading:
+    columns = columns[: len(sentence)]
+
+    def column(name: str) -> list[float]:
+        return [step[name][b].item() for step in columns]
+
+    steps = {}
+    if rnn.signal is not None:
+        for layer in range(rnn.num_layers):
+            for s, state in enumerate(rnn.states):
+                steps[f"{state}{layer}"] = [c["step_size"][layer, s, b].item() for c in columns]
+    recoded = mask[: len(sentence), b].tolist() if rnn.signal is not None else []
+    return Reading(
+        sentence,
+        recoded or [False] * len(sentence),
+        column("own"),
+        column("before"),
+        column("after"),
+        column("delta"),
+        column("delta_after"),
+        steps,
+    )

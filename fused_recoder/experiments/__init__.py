@@ -1,0 +1,1 @@
+"""The thesis's experiments, and the ones it left open, as resumable jobs."""

@@ -1,0 +1,122 @@
+"""Diagnostic classifiers and agreement with and without interventions: jobs and table."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+
+from ..analysis.agreement import Agreement, read_giulianelli, read_gulordava
+from ..analysis.interventions import agreement, train_classifiers
+from ..training import load_model
+from .jobs import Job, Measurement, Training, result
+from .report import markdown, write_jsonl, write_text
+from .scales import Scale
+from .statistics import describe
+from .variants import BASELINE
+
+STEPS = (0.3, 1.0, 3.0, 10.0)
+TRAINING, VALIDATION = 1000, 200  # rows of the larger file; the rest is for testing
+ONE_ATTRACTOR, GENERAL, NONSENSE = "one attractor", "held out", "nonsense (Gulordava)"
+
+
+def read_sets(folder: Path) -> tuple[dict[str, list[Agreement]], list[Agreement]]:
+    """Test sets by name, and the items for training and validating."""
+    general = read_giulianelli(folder / "giulianelli" / "wd_k0_l5_m0_a-.tsv")
+    attractors = read_giulianelli(folder / "giulianelli" / "wd_k0_l5_m0_a3.tsv")
+    random.Random(0).shuffle(general)
+    known = TRAINING + VALIDATION
+    nonsense = read_gulordava(folder / "gulordava" / "generated.tab")
+    sets = {GENERAL: general[known:], ONE_ATTRACTOR: attractors, NONSENSE: nonsense}
+    return sets, general[:known]
+
+
+def measure(folders: list[Path], data: Path, *, sets: Path) -> dict:
+    loaded = load_model(folders[0], signal=None)
+    model, vocabulary = loaded.model, loaded.vocabulary
+    tests, own = read_sets(sets)
+    coverage = {
+        name: [sum(item.known(vocabulary) for item in items), len(items)]
+        for name, items in {"training": own, **tests}.items()
+    }
+    own = [item for item in own if item.known(vocabulary)]
+    split = round(len(own) * TRAINING / (TRAINING + VALIDATION))
+    training, validation = own[:split], own[split:]
+    diagnoses = train_classifiers(model, vocabulary, training, validation)
+    choices = {
+        (step, until): agreement(
+            model, vocabulary, validation, diagnoses, step, until_verb=until
+        )["accuracy"]
+        for until in (True, False)
+        for step in STEPS
+    }  # fmt: skip
+    step, until = max(choices, key=choices.get)
+    rows = []
+    for name, items in tests.items():
+        known = [item for item in items if item.known(vocabulary)]
+        if not known:
+            continue
+        plain = agreement(model, vocabulary, known)
+        moved = agreement(model, vocabulary, known, diagnoses, step, until_verb=until)
+        rows.append({"set": name, "plain": plain, "intervention": moved})
+    return {
+        "coverage": coverage,
+        "classifiers": [
+            {"layer": d.layer, "state": d.state, "accuracy": d.accuracy} for d in diagnoses
+        ],
+        "step": step,
+        "until_verb": until,
+        "choices": [[*key, value] for key, value in choices.items()],
+        "sets": rows,
+    }
+
+
+def jobs(scale: Scale, out: Path, seeds: int, *, sets: Path) -> list[Job]:
+    found: list[Job] = []
+    for seed in range(1, seeds + 1):
+        plain = Training(BASELINE, scale.plain.replace(seed=seed))
+        about = {"variant": "interventions", "seed": seed}
+        run = functools.partial(measure, sets=sets)
+        found += [plain, Measurement(f"interventions.seed{seed}", about, (plain.name,), run)]
+    return found
+
+
+def report(scale: Scale, out: Path, seeds: int) -> str:
+    found = [result(out, f"interventions.seed{seed}") for seed in range(1, seeds + 1)]
+    found = [row for row in found if row is not None]
+    rows = []
+    for i, one in enumerate(found[0]["sets"]):
+        of_runs = [row["sets"][i] for row in found]
+        known, items = found[0]["coverage"][one["set"]]
+
+        def shown(kind: str, number: str, factor: float, of_runs=of_runs) -> str:
+            return f"{describe([factor * run[kind][number] for run in of_runs])}"
+
+        rows.append(
+            {
+                "set": one["set"],
+                "items (known)": f"{items} ({known})",
+                "accuracy, %": shown("plain", "accuracy", 100),
+                "with intervention, %": shown("intervention", "accuracy", 100),
+                "perplexity": shown("plain", "perplexity", 1),
+                "with intervention": shown("intervention", "perplexity", 1),
+            }
+        )
+    classifiers = []
+    for i, one in enumerate(found[0]["classifiers"]):
+        accuracies = [100 * row["classifiers"][i]["accuracy"] for row in found]
+        place = {"layer": f"{one['layer'] + 1}", "state": one["state"]}
+        classifiers.append({**place, "accuracy, %": f"{describe(accuracies)}"})
+    chosen = ", ".join(
+        f"{row['step']:g} {'until the verb' if row['until_verb'] else 'at the subject'}"
+        for row in found
+    )
+    text = (
+        f"## Interventions\n\n{markdown(rows)}\n\nSteps chosen on validation items: {chosen}.\n\n"
+        f"Diagnostic classifiers for the number of the subject:\n\n{markdown(classifiers)}\n"
+    )
+    folder = out / "tables"
+    folder.mkdir(exist_ok=True)
+    write_text(folder / "interventions.md", text)
+    write_jsonl(folder / "interventions.jsonl", found)
+    return text

@@ -1,0 +1,93 @@
+"""Does any recoding model beat its baseline? Small models, choices on the validation text.
+
+The hypothesis, fixed beforehand: `nll` recoding with learned steps does. Beside it one seed of
+every other candidate; the best of all, by validation perplexity, is trained with the further seeds
+too. Each model reads the test text once, when its training ends; no choice looks at that number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .ablation import remove_recoder
+from .adapting import dynamic_evaluation
+from .jobs import Job, Measurement, Training, result
+from .scales import Scale
+from .signal_shape import inference_jobs
+from .variants import BASELINE, ensemble, gold, mc_dropout
+
+HYPOTHESIS = "nll-hc-learned"
+WITHOUT = f"without-recoder.{HYPOTHESIS}"
+DYNAMIC = "dynamic-evaluation"
+SIMILAR_PRIOR = 0.01  # ensemble members start like the baseline's decoder
+
+
+def candidates(scale: Scale) -> dict[str, dict]:
+    """Most informative first."""
+    return {
+        **gold("nll", "learned"),
+        **gold("nll", 0.3, "c"),
+        **gold("nll", "learned", exact=True),
+        **gold("nll", 1.0, "c"),
+        **gold("surprisal", 5.0),
+        **gold("nll", 0.3),
+        **gold("nll", "learned", "c"),
+        **gold("nll", 0.3, "h"),
+        **gold("surprisal", "learned"),
+        **gold("nll", "predicted"),
+        **mc_dropout(scale),
+        **ensemble(scale, prior=SIMILAR_PRIOR),
+        **mc_dropout(scale, "learned"),
+        **ensemble(scale, "learned", prior=SIMILAR_PRIOR),
+    }
+
+
+def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
+    """All jobs that are known by now."""
+    settings = {BASELINE: {}, **candidates(scale)}
+
+    def training(variant: str, seed: int) -> Training:
+        return Training(variant, scale.plain.replace(seed=seed, **settings[variant]))
+
+    first = [training(name, 1) for name in settings]
+    pairs = [
+        training(name, seed) for seed in range(2, seeds + 1) for name in (BASELINE, HYPOTHESIS)
+    ]
+    found = first[:4] + pairs + first[4:]
+    best = best_candidate(out, list(settings)[1:])
+    if best not in (None, HYPOTHESIS):
+        found += [training(best, seed) for seed in range(2, seeds + 1)]
+    for seed in range(1, seeds + 1):
+        found += _measurements(training(BASELINE, seed), training(HYPOTHESIS, seed))
+    return found
+
+
+def _measurements(plain: Training, recoding: Training) -> list[Measurement]:
+    """The models of a seed, read in other ways than they were trained."""
+    seed = plain.config.seed
+
+    def measurement(variant: str, model: Training, measure) -> Measurement:
+        about = {"variant": variant, "seed": seed}
+        return Measurement(f"{variant}.seed{seed}", about, (model.name,), measure)
+
+    return [
+        measurement(WITHOUT, recoding, remove_recoder),
+        *inference_jobs(plain, seed),
+        measurement(f"{DYNAMIC}.{BASELINE}", plain, dynamic_evaluation),
+        measurement(f"{DYNAMIC}.{HYPOTHESIS}", recoding, dynamic_evaluation),
+    ]
+
+
+def measured_variants() -> list[str]:
+    inference = [f"inference.{signal}-{states}" for signal in ("nll", "surprisal")
+                 for states in ("hc", "c")]  # fmt: skip
+    return [WITHOUT, *inference, f"{DYNAMIC}.{BASELINE}", f"{DYNAMIC}.{HYPOTHESIS}"]
+
+
+def best_candidate(out: Path, names: list[str]) -> str | None:
+    """By validation perplexity of seed 1; None until all have been trained."""
+    rows = {name: result(out, f"{name}.seed1") for name in names}
+    if None in rows.values():
+        return None
+    trained = {name: row for name, row in rows.items() if row["status"] == "finished"}
+    return min(trained, key=lambda name: trained[name]["valid_perplexity"], default=None)

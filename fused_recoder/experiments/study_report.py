@@ -1,0 +1,112 @@
+"""The study's table and figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from ..training.curves import COLOURS, read_metrics
+from .jobs import result
+from .plots import BASELINE_COLOUR, STYLE, band, draw_steps, pyplot, save
+from .report import latex, markdown, write_jsonl, write_text
+from .scales import Scale
+from .statistics import compare, describe
+from .study import HYPOTHESIS, best_candidate, candidates, measured_variants
+from .variants import BASELINE
+
+FOOTNOTE = (
+    "Mean ± standard deviation over n seeds. Models are chosen by validation perplexity (seed 1); "
+    "each reads the test text once. Δ: difference of the mean test perplexities, with Welch's 95 % "
+    "interval; g: Hedges' effect size, positive where the model is better; p-value: one-tailed "
+    "Student's t-test against the baseline."
+)
+
+
+def report(scale: Scale, out: Path, seeds: int) -> str:
+    """Of what is there: a study that is still running gives a preliminary table."""
+    names = [BASELINE, *candidates(scale), *measured_variants()]
+    found = {name: _results(out, name, seeds) for name in names}
+    found = {name: rows for name, rows in found.items() if rows}
+    baseline = [row["test_perplexity"] for row in found.get(BASELINE, [])]
+    best = best_candidate(out, list(candidates(scale)))
+    rows, records = [], []
+    for name, runs in found.items():
+        test = [row["test_perplexity"] for row in runs]
+        valid = [row["valid_perplexity"] for row in runs if "valid_perplexity" in row]
+        against = compare(test, baseline) if name != BASELINE and baseline else None
+        interval = against and against.interval
+        marks = " (hypothesis)" * (name == HYPOTHESIS) + " (best on validation)" * (name == best)
+        rows.append(
+            {
+                "model": name + marks,
+                "n": f"{len(runs)}",
+                "validation": f"{describe(valid)}" if valid else "-",
+                "test": f"{describe(test)}",
+                "Δ": f"{against.difference:+.2f}" if against else "-",
+                "95 % interval": "[{:+.2f}, {:+.2f}]".format(*interval) if interval else "-",
+                "g": f"{against.effect:.2f}" if interval else "-",
+                "p-value": _p(against.p_better) if interval else "-",
+            }
+        )
+        records.append(
+            {"variant": name, "valid": valid, "test": test, "hypothesis": name == HYPOTHESIS,
+             "best": name == best, "comparison": against and asdict(against)}
+        )  # fmt: skip
+    if not rows:
+        return "No run of the study is finished yet.\n"
+    title = "Does recoding beat its baseline?" + (" (preliminary)" if best is None else "")
+    text = f"## {title}\n\n{markdown(rows)}\n"
+    folder = out / "tables"
+    folder.mkdir(exist_ok=True)
+    write_text(folder / "study.md", f"{text}\n{FOOTNOTE}\n")
+    write_text(folder / "study.tex", latex(rows) + "\n")
+    write_jsonl(folder / "study.jsonl", records)
+    _draw(out, scale, seeds, best)
+    return text
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+
+
+def _results(out: Path, variant: str, seeds: int) -> list[dict]:
+    rows = [result(out, f"{variant}.seed{seed}") for seed in range(1, seeds + 1)]
+    return [row for row in rows if row is not None and row["status"] == "finished"]
+
+
+def _runs(out: Path, variant: str, seeds: int) -> list[dict]:
+    folders = [out / f"{variant}.seed{seed}" for seed in range(1, seeds + 1)]
+    return [read_metrics(folder) for folder in folders if (folder / "result.json").exists()]
+
+
+def _draw(out: Path, scale: Scale, seeds: int, best: str | None) -> None:
+    shown = {BASELINE: BASELINE_COLOUR}
+    names = [name for name in (HYPOTHESIS, best, "nll-c-0.3", "surprisal-hc-5") if name]
+    shown |= dict(zip(dict.fromkeys(names), COLOURS, strict=False))
+    runs = {name: found for name in shown if (found := _runs(out, name, seeds))}
+    if HYPOTHESIS not in runs:
+        return
+    plt = pyplot()
+    with plt.rc_context(STYLE):
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.3), layout="constrained")
+        for name, found in runs.items():
+            label = f"{name} (n={len(found)})"
+            x = [row["epoch"] for row in found[0]["train"]]
+            losses = [[row["loss"] for row in run["train"]] for run in found]
+            band(left, x, losses, shown[name], label)
+            x = [row["epoch"] for row in found[0]["epoch"]]
+            valid = [[row["valid_perplexity"] for row in run["epoch"]] for run in found]
+            band(
+                middle, x, valid, shown[name], f"{name} (n={len(found)})", marker="o", markersize=3
+            )
+        draw_steps(right, runs[HYPOTHESIS])
+        top = max(row["loss"] for row in runs[HYPOTHESIS][0]["train"][3:])
+        left.set_ylim(top=top)
+        left.set_title("training loss (nats per word)", loc="left")
+        middle.set_title("validation perplexity", loc="left")
+        right.set_title(f"step sizes of {HYPOTHESIS}", loc="left")
+        for axis in (left, middle, right):
+            axis.set_xlabel("epoch")
+            axis.legend()
+        middle.locator_params(axis="x", integer=True)
+        save(figure, out, "study")

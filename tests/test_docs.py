@@ -1,0 +1,53 @@
+"""What the documentation shows works: Python blocks run, commands and flags exist, links lead."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fused_recoder.cli import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_runs(page):
+    namespace = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([\w./-]+)(?:#([\w-]+))?\)", page.read_text()):
+        path = page.parent / target
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+            anchors = [re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles]
+            assert anchor in anchors
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("fused-recoder "):
+                    found.append((page.name, line.split("#")[0].strip()))
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_exist(page, line, capsys):
+    _, command, *arguments = line.split()
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    for flag in (a for a in arguments if a.startswith("--")):
+        assert re.search(rf"{flag}\b", shown), f"{command} has no {flag}"

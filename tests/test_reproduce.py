@@ -1,0 +1,319 @@
+"""`fused-recoder reproduce`: jobs, statistics, tables and the study's choices."""
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from tiny_text import write_text
+
+from fused_recoder.experiments import command, jobs, report, study, tables
+from fused_recoder.experiments.jobs import Measurement, Training, result, work
+from fused_recoder.experiments.scales import SCALES, first_lines
+from fused_recoder.experiments.statistics import compare, describe
+from fused_recoder.experiments.variants import BASELINE
+from fused_recoder.training import Config, Trainer
+
+SMOKE = SCALES["smoke"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"), train=60, other=10)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("FUSED_RECODER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setattr(jobs, "WAIT", 0.01)
+
+
+def quiet(line):
+    pass
+
+
+def tiny(**changes):
+    settings = {
+        "signal": None,
+        "hidden_size": 6,
+        "batch_size": 4,
+        "bptt": 5,
+        "epochs": 1,
+        "lr": 1.0,
+    }
+    return Config(**settings | changes)
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_result(out, name, **values):
+    (out / name).mkdir(parents=True, exist_ok=True)
+    row = {"name": name, "status": "finished", "test_tokens_per_second": 1000.0} | values
+    (out / name / jobs.RESULT).write_text(json.dumps(row))
+
+
+# Jobs
+
+
+def test_workers_share_the_jobs(tmp_path):
+    done, together = [], threading.Barrier(2)
+
+    def measure(name, folders, data):
+        done.append(name)
+        time.sleep(0.02)
+        return {}
+
+    wanted = [
+        Measurement(f"job{i}", {}, (), functools.partial(measure, f"job{i}")) for i in range(6)
+    ]
+
+    def worker():
+        together.wait()
+        work(lambda: wanted, tmp_path, tmp_path, say=quiet)
+
+    workers = [threading.Thread(target=worker) for _ in range(2)]
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    assert sorted(done) == [f"job{i}" for i in range(6)]
+
+
+def test_what_a_job_has_found_is_asked_for_the_next(tmp_path):
+    def jobs_so_far():
+        found = [Measurement("first", {}, (), lambda folders, data: {"value": 3})]
+        if (row := result(tmp_path, "first")) is not None:
+            value = row["value"]
+            found.append(Measurement("second", {}, ("first",), lambda f, d: {"value": value + 1}))
+        return found
+
+    rows = work(jobs_so_far, tmp_path, tmp_path, say=quiet)
+    assert [row["value"] for row in rows] == [3, 4]
+
+
+def test_a_run_that_diverges_is_a_result_and_what_needs_it_is_left_out(text, tmp_path):
+    training = Training("wild", tiny(lr=1e30, clip=None, epochs=2))
+    wanted = [training, Measurement("on it", {}, (training.name,), lambda f, d: {})]
+    rows = work(lambda: wanted, tmp_path, text, say=quiet)
+    assert [row["status"] for row in rows] == ["diverged"]
+    assert "not finite" in rows[0]["error"] or "nan" in rows[0]["error"]
+
+
+def test_a_folder_with_other_settings_is_refused(text, tmp_path):
+    work(lambda: [Training("a", tiny())], tmp_path, text, say=quiet)
+    with pytest.raises(ValueError, match="other settings"):
+        work(lambda: [Training("a", tiny(lr=2.0))], tmp_path, text, say=quiet)
+
+
+def test_a_killed_reproduction_goes_on(text, tmp_path):
+    """Killed without warning in the middle of a training, then started again."""
+
+    def start(out):
+        arguments = ["reproduce", str(text), "theorems", "--scale", "smoke", "--out", str(out)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "fused_recoder", *arguments, "--threads", "1"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    metrics = tmp_path / "killed" / "baseline.seed1" / "metrics.jsonl"
+    process = start(tmp_path / "killed")
+    while not (metrics.exists() and metrics.stat().st_size > 0) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert result(tmp_path / "killed", "theorems") is None
+
+    for folder in ("killed", "whole"):
+        process = start(tmp_path / folder)
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+    whole, killed = (result(tmp_path / f, "baseline.seed1") for f in ("whole", "killed"))
+    assert killed["test_perplexity"] == whole["test_perplexity"]
+    assert "Theorem 1" in output
+    guaranteed = [r for r in result(tmp_path / "whole", "theorems")["first"] if "1/L" in r["step"]]
+    assert len(guaranteed) == 3
+    assert all(row["not_raised"] == 1.0 for row in guaranteed)
+
+
+def test_a_text_is_cut(text, tmp_path):
+    folder = first_lines(text, 20, tmp_path)
+    assert len((folder / "train.txt").read_text().splitlines()) == 20
+    assert len((folder / "test.txt").read_text().splitlines()) == 2
+    assert (text / "train.txt").read_text().startswith((folder / "train.txt").read_text())
+
+
+# Statistics
+
+
+def test_comparison_with_the_baseline():
+    # By hand: means 2 and 5, pooled variance 1, standard error sqrt(2/3), t = -3.674, 4 degrees.
+    found = compare([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert found.difference == -3
+    assert found.p_better == pytest.approx(0.010656, abs=1e-6)
+    assert found.p_better == pytest.approx(found.p_better_welch)  # equal variances and counts
+    assert found.effect == pytest.approx(3 * (1 - 3 / 15))
+    half_width = 2.776445 * (2 / 3) ** 0.5
+    assert found.interval == pytest.approx((-3 - half_width, -3 + half_width), abs=1e-5)
+    assert compare([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]).p_better == pytest.approx(
+        1 - 0.010656, abs=1e-6
+    )
+
+
+def test_single_runs_have_no_significance():
+    found = compare([1.0], [2.0, 3.0])
+    assert found.difference == -1.5
+    assert found.p_better is None
+    assert found.interval is None
+    assert str(describe([3.0])) == "3.00"
+    assert str(describe([2.0, 4.0])) == "3.00 ± 1.41"
+
+
+# Tables
+
+
+def test_tables_hold_the_published_numbers():
+    steps = tables.step_size(SMOKE, 1)
+    published = {(row.model, row.setting): row.published for row in steps.rows}
+    assert published["Baseline", "-"] == (126.60, 4.06)
+    assert published["Surprisal", "5"] == (125.33, 1.32)
+    assert published["MC Dropout", "0.001"] == (139.61, 7.28)
+    samples = tables.samples(SCALES["full"], 1)
+    speeds = {(row.model, row.setting): row.published_speed for row in samples.rows}
+    assert speeds["Baseline", "-"] == 406.35
+    assert speeds["MC Dropout", "50"] == 7.35
+    assert speeds["BAE", "25"] == 8.05
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_jobs_of_tables_are_consistent(name, scale):
+    """A name means the same settings in all tables, so runs are shared."""
+    seen = {}
+    for other in tables.TABLES:
+        for job in tables.TABLES[other](SCALES[scale], 2).jobs():
+            if isinstance(job, Training):
+                assert seen.setdefault(job.name, job.config) == job.config
+    order = [job.name for job in tables.TABLES[name](SCALES[scale], 2).jobs()]
+    measured = [j for j in tables.TABLES[name](SCALES[scale], 2).jobs() if j.needs]
+    assert all(order.index(need) < order.index(job.name) for job in measured for need in job.needs)
+
+
+def test_a_table_is_written(tmp_path):
+    table = tables.dropout_rate(SMOKE, 2)
+    for row in table.rows:
+        for i, job in enumerate(row.jobs):
+            base = 100.0 if row.model == "Baseline" else 90.0 + 10 * float(row.setting)
+            write_result(tmp_path, job.name, test_perplexity=base + i)
+    diverged = table.rows[-1].jobs[0].name
+    write_result(tmp_path, diverged, status="diverged", error="nan")
+    text = report.write_table(table, tmp_path)
+    lines = text.splitlines()
+    assert lines[4].split("|")[1:4] == [" Baseline ", " - ", " 2 "]
+    assert "| MC Dropout | 0.1 | 2 | **91.50 ± 0.71** | -9.00 | 0.003 | 141.32 ± 4.83 |" in lines
+    assert "1 (+1 diverged)" in lines[-1]
+    latex = (tmp_path / "tables" / "dropout_rate.tex").read_text()
+    assert r"\textbf{91.50 $\pm$ 0.71}" in latex
+    rows = read_lines(tmp_path / "tables" / "dropout_rate.jsonl")
+    assert rows[1]["perplexities"] == [91.0, 92.0]
+    assert rows[1]["comparison"]["difference"] == -9
+
+
+# The study
+
+
+def test_the_study_chooses_on_the_validation_text(tmp_path):
+    names = list(study.candidates(SMOKE))
+    for i, name in enumerate(names):
+        # The test text would choose another one.
+        write_result(tmp_path, f"{name}.seed1", valid_perplexity=100 - i, test_perplexity=100 + i)
+    best = names[-1]
+    assert study.best_candidate(tmp_path, names) == best
+    wanted = [job.name for job in study.jobs(SMOKE, tmp_path, 3)]
+    assert {f"{best}.seed2", f"{best}.seed3"} <= set(wanted)
+    (tmp_path / f"{best}.seed1" / jobs.RESULT).unlink()
+    assert study.best_candidate(tmp_path, names) is None
+    wanted = [job.name for job in study.jobs(SMOKE, tmp_path, 3)]
+    assert f"{best}.seed2" not in wanted
+    assert {f"{BASELINE}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
+    assert {f"{study.HYPOTHESIS}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
+
+
+# The command
+
+
+def reproduce(*arguments):
+    from fused_recoder.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", *map(str, arguments), "--threads", "1"])
+    return end.value.code
+
+
+def test_tables_from_text_to_figures(text, tmp_path, capsys):
+    out = tmp_path / "out"
+    for _ in range(2):  # the second time nothing is left to do
+        assert reproduce(text, "samples", "--scale", "smoke", "--seeds", 2, "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("baseline.seed1 finished") == 1
+    assert "## Number of samples" in printed
+    rows = read_lines(out / "results.jsonl")
+    assert len(rows) == 2 * (1 + len(SMOKE.samples) + len(SMOKE.members))
+    assert all(np.isfinite(row["test_perplexity"]) for row in rows)
+    for name in ("samples-curves", "samples-uncertainty"):
+        assert (out / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert (out / "figures" / f"{name}.svg").exists()
+
+
+def test_the_recoder_is_taken_off_and_put_on(text, tmp_path, monkeypatch):
+    """Ablation, of the surprisal model alone to be quick."""
+    kept = {key: value for key, value in tables.DYNAMIC.items() if key[0] == tables.SURPRISAL}
+    monkeypatch.setattr(tables, "DYNAMIC", kept)
+    out = tmp_path / "out"
+    wanted = ("ablation", "dynamic_steps", "--scale", "smoke", "--seeds", 1)
+    assert reproduce(text, *wanted, "--out", out) == 0
+
+    def test_perplexity(name):
+        return result(out, f"{name}.seed1")["test_perplexity"]
+
+    assert test_perplexity("without-recoder.surprisal-hc-5") != test_perplexity("surprisal-hc-5")
+    assert test_perplexity("baseline-with.surprisal-hc-5") != test_perplexity("baseline")
+    learned = test_perplexity("baseline-with.surprisal-hc-learned")
+    assert learned not in (test_perplexity("baseline"), test_perplexity("surprisal-hc-learned"))
+    assert (out / "figures" / "dynamic_steps-steps.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "experiment must be of"),
+        (["samples", "--seeds", "0"], "--seeds must be at least 1"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(text, tmp_path, capsys, arguments, message):
+    assert reproduce(text, *arguments, "--out", tmp_path / "out") == 1
+    assert message in capsys.readouterr().err
+
+
+def test_every_experiment_is_offered():
+    assert {*tables.TABLES, "theorems", "signal_shape", "study", "explore"} <= set(
+        command.EXPERIMENTS
+    )
+
+
+def test_a_finished_run_that_was_not_written_down_is_not_trained_again(text, tmp_path, monkeypatch):
+    """Killed between the end of the training and its result."""
+    job = Training("a", tiny())
+    monkeypatch.setattr(Training, "tidy", lambda self, out: None)
+    (row,) = work(lambda: [job], tmp_path, text, say=quiet)
+    (tmp_path / job.name / jobs.RESULT).unlink()
+    monkeypatch.setattr(Trainer, "step", lambda self: pytest.fail("trained again"))
+    (again,) = work(lambda: [job], tmp_path, text, say=quiet)
+    assert again["test_perplexity"] == row["test_perplexity"]
