@@ -307,3 +307,27 @@ def test_training_lowers_the_loss():
             loss.backward()
             optimizer.step()
         assert loss.item() < first / 2, signal
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 20, 64, 65])
+@pytest.mark.parametrize("hidden", [5, 40])
+@pytest.mark.parametrize("signal", ["nll", "surprisal"])
+def test_few_rows_are_decoded_in_one_pass_over_the_weight(rows, hidden, signal):
+    """Blocks of words, chunks of blocks, tails of both; a target is ignored, logits far apart."""
+    vocab, results = 1237, []
+    for module in (fr, fr.reference):
+        torch.manual_seed(0)
+        model = module.RecodingLanguageModel(
+            vocab, 3, hidden, 1, signal=signal, step=0.5, dtype=torch.float64
+        )
+        with torch.no_grad():
+            model.decoder.weight.mul_(60)
+        tokens, targets = torch.randint(vocab, (2, 3, rows))
+        targets[1, 0] = -100
+        out = model(tokens, targets, return_trace=True)
+        out.loss.backward()
+        results.append(
+            {n: p.grad for n, p in model.named_parameters()}
+            | {"nll": out.nll.detach(), "delta": out.trace.delta, "h": out.hx[0].detach()}
+        )
+    assert_all_close(*results)

@@ -6,8 +6,10 @@
 namespace fused_recoder {
 namespace {
 
-// Up to this many rows W is read in one pass; beyond, two GEMMs at full speed are faster.
-constexpr int64_t kStreamRows = 2;
+// W is read in one pass for up to this many rows, of gold signals as long as their gradients [B,H]
+// stay in the core's cache; beyond, two GEMMs at full speed are faster. (Of the entropy one pass is
+// three products.)
+constexpr int64_t kStreamRows = 2, kStreamGoldRows = 64, kStreamGoldElements = 14 << 10;
 
 template <typename S>
 class DecoderStage final : public SignalStage<S> {
@@ -24,17 +26,19 @@ class DecoderStage final : public SignalStage<S> {
         launch(launch_on(s.input.device())) {
     const at::TensorOptions accum = s.h0.options();
     const bool collects = shared.gradients.weight.defined();
-    const bool streams = kernels.stream_decode != nullptr && s.B <= kStreamRows && !collects;
+    const bool few = s.B <= kStreamRows || (reads_target(kind) && s.B <= kStreamGoldRows &&
+                                            s.B * s.H <= kStreamGoldElements);
+    const bool streams = kernels.stream_decode != nullptr && few;
     if (streams) {
       stream_scratch = Buffer<A>({kernels.stream_scratch(s.B, s.H)}, accum);
-      if (values) trial_dh = Buffer<A>({s.B, s.H}, accum), trial_scale = Buffer<A>({s.B}, accum);
     } else {
       decode = ConstantMatrix<S>(decoder.weight, true, values ? 2 * s.T : s.T, s.B);
       decode_back = ConstantMatrix<S>(decoder.weight, false, s.T, s.B);
-      if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
-      logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
-      if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);
     }
+    if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
+    if (!streams || collects || s.B > kStreamRows)
+      logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
+    if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);
     dh = Buffer<A>({s.B, s.H}, accum);
     scale = Buffer<A>({s.B}, accum);
     if (reads_target(kind)) {
@@ -46,11 +50,18 @@ class DecoderStage final : public SignalStage<S> {
   Gradient gradient(int64_t t, const S* top, A* delta) override {
     // The same direction is the gradient of the loss and, times `scale`, that of the signal.
     A* dh_top = shared.loss_grads ? shared.loss_grads(t) : dh();
+    A* rows = logits(t % steps_per_flush);  // [B,V] logits, then the direction of u
     if (stream_scratch) {
-      stream(top, targets(t), {dh_top, delta, scale(), shared.log_p(t), chosen_at(t)});
+      StreamDecode<S> p = stream(rows, top, targets(t), delta);
+      p.direction = shared.gradients.weight.defined() ? rows : nullptr;
+      p.dh = dh_top;
+      p.scale = scale();
+      p.log_p = shared.log_p(t);
+      p.chosen = chosen_at(t);
+      kernels.stream_decode(launch, p);
+      flush(t + 1);
       return {dh_top, scale()};
     }
-    A* rows = logits(t % steps_per_flush);  // [B,V] logits, then the direction of u
     decode.multiply(s.B, top, rows, bias());
     SoftmaxSignal<S> p = softmax(rows, targets(t), delta);
     p.direction = rows;
@@ -66,7 +77,7 @@ class DecoderStage final : public SignalStage<S> {
   // Of the target that the gradient was taken for.
   void value(int64_t t, const S* top, A* delta) override {
     if (stream_scratch) {
-      stream(top, chosen_at(t), {trial_dh(), delta, trial_scale(), nullptr, nullptr});
+      kernels.stream_decode(launch, stream(trial_logits(), top, chosen_at(t), delta));
       return;
     }
     decode.multiply(s.B, top, trial_logits(), bias());
@@ -90,12 +101,7 @@ class DecoderStage final : public SignalStage<S> {
     return p;
   }
 
-  struct Streamed {
-    A *dh, *delta, *scale, *log_p;
-    int64_t* chosen;
-  };
-
-  void stream(const S* top, const int64_t* tokens, const Streamed& out) const {
+  StreamDecode<S> stream(A* rows, const S* top, const int64_t* tokens, A* delta) const {
     StreamDecode<S> p{};
     p.rows = s.B;
     p.hidden = s.H;
@@ -106,12 +112,9 @@ class DecoderStage final : public SignalStage<S> {
     p.bias = bias();
     p.targets = tokens;
     p.scratch = stream_scratch();
-    p.dh = out.dh;
-    p.delta = out.delta;
-    p.scale = out.scale;
-    p.log_p = out.log_p;
-    p.chosen = out.chosen;
-    kernels.stream_decode(launch, p);
+    p.logits = rows;
+    p.delta = delta;
+    return p;
   }
 
   // Once enough steps are collected, their rows of logits become one large GEMM.
@@ -135,7 +138,6 @@ class DecoderStage final : public SignalStage<S> {
   Buffer<A> logits;                       // [steps,B,V]
   Buffer<A> trial_logits;                 // [B,V]
   Buffer<A> stream_scratch;               // present: decode in one pass over W
-  Buffer<A> trial_dh, trial_scale;        // [B,H], [B] of value(), not looked at
   Buffer<A> dh;                           // [B,H]
   Buffer<A> scale;                        // [B]
   Buffer<int64_t> targets;                // [T,B] given

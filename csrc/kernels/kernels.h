@@ -63,6 +63,7 @@ struct SoftmaxSignal {
 };
 
 // Decoder, softmax, signal and d(signal)/d(h) of few rows in one pass over the decoder's weight.
+// With `direction`: gold signals only.
 template <typename S>
 struct StreamDecode {
   using A = typename AccumulateIn<S>::type;
@@ -74,9 +75,10 @@ struct StreamDecode {
   const int64_t* targets;  // [B] or null, as in SoftmaxSignal
   A* scratch;              // stream_scratch(rows, hidden) elements
   A* logits;               // [B,V] out or null
-  A* dh;                   // [B,H] out: direction * W
+  S* direction;            // [B,V] out or null, as in SoftmaxSignal; may be the memory of `logits`
+  A* dh;                   // [B,H] out or null (value only): direction * W
   A* delta;                // [B] out
-  A* scale;                // [B] out
+  A* scale;                // [B] out or null
   A* log_p;                // [B] out or null
   int64_t* chosen;         // [B] out or null
 };

@@ -3,13 +3,14 @@
 // what word-by-word reading waits for. Struct: kernels/kernels.h.
 #pragma once
 
-#include "softmax_signal.h"
+#include "block_decode.h"
 
 namespace fused_recoder {
 namespace FR_ISA {
 
 // Vocabulary rows at a time; the vocabulary is cut into kStreamChunks pieces, whatever the number
 // of threads, so that sums are always taken in the same order.
+constexpr int64_t kStreamRows = 2;  // at most; block_decode.h takes more
 constexpr int kStreamTile = 8;
 constexpr int64_t kStreamChunks = 64;
 
@@ -32,7 +33,9 @@ FR_INLINE int64_t stream_stride(int64_t hidden) {
 
 template <typename T>
 int64_t stream_scratch(int64_t rows, int64_t hidden) {
-  return kStreamChunks * rows * stream_stride<T>(hidden);
+  const int64_t streamed = kStreamChunks * rows * stream_stride<T>(hidden);
+  const int64_t blocked = kBlockChunks * block_stride(rows, hidden);
+  return rows > kStreamRows || blocked > streamed ? blocked : streamed;
 }
 
 template <typename T>
@@ -88,6 +91,7 @@ FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int c
     s.sum += e[r];
     s.weighted += e[r] * x[r];
   }
+  if (p.dh == nullptr) return;
   for_each_vector<T>(H, [&](int64_t j, int n) {
     Vec<T> total = load(sum_w + j, n), total_l = kEntropy ? load(sum_lw + j, n) : Vec<T>{};
 #pragma GCC unroll 8
@@ -129,6 +133,7 @@ void stream_chunks(const Launch& launch, const StreamDecode<T>& p) {
 
 template <typename T>
 void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
+  if (p.direction != nullptr || p.rows > kStreamRows) return block_decode(launch, p);
   const bool entropy = p.kind == SignalKind::kEntropy;
   if (entropy)
     stream_chunks<T, true>(launch, p);
@@ -137,11 +142,11 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
 
   const int64_t H = p.hidden, stride = stream_stride<T>(H);
   for (int64_t b = 0; b < p.rows; ++b) {
-    T* dh = p.dh + b * H;  // [H]
+    T* dh = p.dh != nullptr ? p.dh + b * H : nullptr;  // [H]
     if (p.targets != nullptr && p.targets[b] < 0) {
-      memset(dh, 0, H * sizeof(T));
+      if (dh != nullptr) memset(dh, 0, H * sizeof(T));
       p.delta[b] = T(0);
-      p.scale[b] = T(0);
+      if (p.scale != nullptr) p.scale[b] = T(0);
       if (p.log_p != nullptr) p.log_p[b] = T(0);
       if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
       continue;
@@ -157,7 +162,7 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
       if (s.maximum > row.maximum) row.maximum = s.maximum, best = int64_t(s.best_index);
       target_logit += s.target_logit;
     }
-    memset(dh, 0, H * sizeof(T));
+    if (dh != nullptr) memset(dh, 0, H * sizeof(T));
     alignas(64) T weights[2][kStreamChunks];  // of the chunks' sums of e * W and of e * l * W
     for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
       const StreamState<T>& s = state(chunk);
@@ -170,7 +175,7 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
       weights[1][chunk] = T(shift);
     }
     const double mean_l = row.weighted / row.sum;  // relative to the maximum
-    for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
+    for (int64_t chunk = 0; chunk < kStreamChunks && dh != nullptr; ++chunk) {
       const T factor = T(weights[0][chunk] / row.sum);
       if (factor == T(0)) continue;
       const T* sums = p.scratch + (chunk * p.rows + b) * stride + kStreamHeader;
@@ -184,7 +189,7 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
     }
     if (entropy) {
       p.delta[b] = T(::log(row.sum) - mean_l);
-      p.scale[b] = T(1);
+      if (p.scale != nullptr) p.scale[b] = T(1);
       continue;
     }
     if (p.kind == SignalKind::kSoftmax) {
@@ -194,11 +199,12 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
     const int64_t target = p.targets != nullptr ? p.targets[b] : best;
     const double log_p = row_log_p(row, p.targets != nullptr ? target_logit : row.maximum);
     const T* w_target = p.weight + target * H;
-    for_each_vector<T>(
-        H, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w_target + j, n), n); });
+    if (dh != nullptr)
+      for_each_vector<T>(
+          H, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w_target + j, n), n); });
     const GoldSignal signal = gold_signal(p.kind, log_p);
     p.delta[b] = T(signal.delta);
-    p.scale[b] = T(signal.scale);
+    if (p.scale != nullptr) p.scale[b] = T(signal.scale);
     if (p.log_p != nullptr) p.log_p[b] = T(log_p);
     if (p.chosen != nullptr) p.chosen[b] = target;
   }
