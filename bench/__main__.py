@@ -25,11 +25,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny shapes: does it run at all?")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[torch.get_num_threads()],
+        help="the first for everything, the others for the core experiments",
+    )
     parser.add_argument("--no-compiled", action="store_true", help="leave torch.compile out")
     parser.add_argument("--no-memory", action="store_true", help="skip the memory measurements")
     parser.add_argument("--growth", action="store_true", help="also: growth with T, B, V and K")
     parser.add_argument("--out", type=Path, help="folder for JSON, Markdown and plots")
+    parser.add_argument("--resume", action="store_true", help="keep what --out holds already")
     parser.add_argument(
         "--readme", type=Path, help="measure nothing: write the table of bench/results into this"
     )
@@ -80,7 +87,8 @@ def main() -> None:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was measured.")
         return
-    torch.set_default_device(arguments.device)
+    if arguments.device != "cpu":  # as it costs every call something
+        torch.set_default_device(arguments.device)
     if arguments.memory_of:
         print_memory_of(*arguments.memory_of)
         return
@@ -89,9 +97,15 @@ def main() -> None:
         report.write_into_readme(arguments.readme, last)
         return
     results = {"machine": measure.machine(), "experiments": []}
+    if arguments.resume:
+        results = json.loads((arguments.out / "results.json").read_text())
+    measured = {(e["name"], e["threads"]) for e in results["experiments"]}
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         for experiment in chosen(arguments):
+            other = threads != arguments.threads[0] and not experiment.core
+            if other or (experiment.name, threads) in measured:
+                continue
             result = run.run(experiment, arguments.rounds, not arguments.no_memory)
             results["experiments"].append(result)
             print(report.table(result), flush=True)

@@ -97,6 +97,7 @@ class Experiment:
     case: str
     contenders: tuple[Contender, ...]
     rounds: float = 1.0  # relative to what is asked for: slow ones get fewer
+    core: bool = False  # measured with every number of threads, the others with the first only
 
     @property
     def shape(self) -> Shape:
@@ -136,9 +137,9 @@ MEAN_LOGITS = replace(ENSEMBLE, predict="mean_logits")
 
 EXPERIMENTS = [
     Experiment("train thesis", "train", "thesis",
-               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,))),
+               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,)), core=True),
     Experiment("train small", "train", "small",
-               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,))),
+               against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,)), core=True),
     Experiment("train wide-vocab", "train", "wide-vocab", against_everything(NLL, ENTROPY)),
     Experiment("train long", "train", "long", against_everything(NLL), 0.5),
     Experiment("train MC Dropout", "train", "thesis", against_everything(MC, SHARED), 0.5),
@@ -147,13 +148,14 @@ EXPERIMENTS = [
                (*against_everything(EXACT, EXACT_ENTROPY), Contender(FUSED, NLL)), 0.5),
     Experiment("train exact small", "train", "small",
                (*against_everything(EXACT, EXACT_ENTROPY), Contender(FUSED, NLL))),
-    Experiment("evaluate thesis", "evaluate", "thesis", against_everything(NLL, ENTROPY)),
+    Experiment("evaluate thesis", "evaluate", "thesis", against_everything(NLL, ENTROPY),
+               core=True),
     Experiment("evaluate MC shared", "evaluate", "thesis", sweep(SHARED, (1, 5, 10, 25, 50)), 0.5),
     Experiment("evaluate MC unit", "evaluate", "thesis", sweep(MC, (1, 5, 10, 25, 50)), 0.3),
     Experiment("evaluate MC weight", "evaluate", "thesis", sweep(WEIGHT, (1, 5, 10)), 0.3),
     Experiment("evaluate ensemble", "evaluate", "thesis", sweep(ENSEMBLE, (1, 5, 10, 25)), 0.3),
-    Experiment("read", "read", "reading", against_everything(NLL, ENTROPY), 2.0),
-    Experiment("read small", "read", "reading-small", against_everything(NLL, ENTROPY), 2.0),
+    Experiment("read", "read", "reading", against_everything(NLL, ENTROPY), 2.0, True),
+    Experiment("read small", "read", "reading-small", against_everything(NLL, ENTROPY), 2.0, True),
 ]  # fmt: skip
 
 TINY = [

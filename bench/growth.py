@@ -37,7 +37,7 @@ def run(rounds: int, memory: bool) -> dict:
             for i, c in enumerate(contenders)
             for v in values
         }
-        times = measure.interleave(jobs, rounds, f"growth over {axis}")
+        times, _ = measure.interleave(jobs, rounds, f"growth over {axis}")
         for (i, value), seconds in times.items():
             name = list(series)[i]
             megabytes = (

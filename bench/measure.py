@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 LARGE_GEMM = 1536
+STEADY_SECONDS = 1.0  # of a measurement; longer jobs run once
 
 
 def seconds(f: Callable[[], object]) -> float:
@@ -37,20 +38,34 @@ def finish_all_work() -> None:
         torch.cuda.synchronize()
 
 
-def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: str) -> dict:
-    """Seconds per contender and round: {name: [rounds]}. One warm-up each."""
-    for f in tqdm(contenders.values(), desc=f"{label}: warm-up", leave=False):
+def steady_seconds(f: Callable[[], object], about: float) -> float:
+    """Seconds per call of something that takes `about` so long.
+
+    Short jobs are repeated, and a first call is not counted: it finds caches and the allocator as
+    the contender before has left them.
+    """
+    repetitions = min(10, round(STEADY_SECONDS / about))
+    if repetitions <= 1:
+        return seconds(f)
+    f()
+    return seconds(lambda: [f() for _ in range(repetitions)]) / repetitions
+
+
+def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: str) -> tuple:
+    """Seconds of the contenders, and of a large GEMM right before each: two {name: [rounds]}."""
+    about = {}
+    for name, f in tqdm(contenders.items(), desc=f"{label}: warm-up", leave=False):
         f()
+        about[name] = seconds(f)
     times = {name: [] for name in contenders}
+    gemm = {name: [] for name in contenders}
+    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
     for _ in tqdm(range(rounds), desc=label, leave=False):
         for name, f in contenders.items():
-            times[name].append(seconds(f))
-    return times
-
-
-def large_gemm() -> Callable[[], object]:
-    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
-    return lambda: torch.mm(a, a)
+            # The best of three: the limit is what undisturbed arithmetic reaches at this moment.
+            gemm[name].append(min(seconds(lambda: torch.mm(a, a)) for _ in range(3)))
+            times[name].append(steady_seconds(f, about[name]))
+    return times, gemm
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
