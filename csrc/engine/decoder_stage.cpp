@@ -36,7 +36,11 @@ class DecoderStage final : public SignalStage<S> {
       decode_back = ConstantMatrix<S>(decoder.weight, false, s.T, s.B);
       scratch = softmax_scratch(kernels, s.B, s.V, accum.device());
     }
-    if (collects) steps_per_flush = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
+    if (collects) {
+      const int64_t most = loss_chunk_rows(s.V, s.B, s.T * s.B) / s.B;
+      const int64_t flushes = (s.T + most - 1) / most;
+      steps_per_flush = (s.T + flushes - 1) / flushes;
+    }
     if (!streams || collects || s.B > kStreamRows)
       logits = Buffer<A>({steps_per_flush, s.B, s.V}, accum);
     if (values) trial_logits = Buffer<A>({s.B, s.V}, accum);

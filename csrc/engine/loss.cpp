@@ -11,7 +11,11 @@
 namespace fused_recoder {
 
 int64_t loss_chunk_rows(int64_t vocab, int64_t at_least, int64_t total) {
-  return std::min(std::max((int64_t(6) << 20) / vocab, at_least), total);
+  // A weight's gradient is read and written once per chunk, which pays from some hundred rows on:
+  // where the vocabulary is large, more memory is spent on them.
+  constexpr int64_t million = int64_t(1) << 20, enough = 256;
+  const int64_t rows = std::max(6 * million / vocab, std::min(enough, 16 * million / vocab));
+  return std::min(std::max(rows, at_least), total);
 }
 
 template <typename S>

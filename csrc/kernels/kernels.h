@@ -75,8 +75,8 @@ struct StreamDecode {
   const A* bias;           // [V] or null
   const int64_t* targets;  // [B] or null, as in SoftmaxSignal
   A* scratch;              // stream_scratch(rows, hidden) elements
-  A* logits;               // [B,V] out or null
-  S* direction;            // [B,V] out or null, as in SoftmaxSignal; may be the memory of `logits`
+  A* logits;               // [B,V] out or null; with a direction: its memory
+  S* direction;            // [B,V] out or null, as in SoftmaxSignal
   A* dh;                   // [B,H] out or null (value only): direction * W
   A* delta;                // [B] out
   A* scale;                // [B] out or null

@@ -9,22 +9,64 @@
 namespace fused_recoder {
 namespace FR_ISA {
 
-constexpr int64_t kBlockRows = 64;    // at most
-constexpr int64_t kBlockWords = 32;   // words at a time
+constexpr int64_t kBlockRows = 64;          // at most
+constexpr int64_t kBlockWords = 64;         // at most
+constexpr int64_t kBlockBytes = 128 << 10;  // of W: a part of L2
 constexpr int64_t kBlockChunks = 16;  // pieces of the vocabulary, whatever the number of threads
-constexpr int kDotWords = 8;
-
-// Per chunk: maximum and sum of exponentials of every row, then the sums of e * W [rows,H].
-FR_INLINE int64_t block_stride(int64_t rows, int64_t hidden) { return rows * (2 + hidden); }
-
-// Sums of kDotWords vectors.
 template <typename T>
-FR_INLINE void sums_of(const Vec<T> (&v)[kDotWords], T* out) {
+constexpr int64_t kLine = 64 / sizeof(T);             // elements of a cache line
+constexpr int kBlockDotRows = 3, kBlockDotWords = 4;  // accumulators: 12 of 16 registers
+
+// Words at a time.
+template <typename T>
+FR_INLINE int64_t block_words(int64_t hidden) {
+  const int64_t fit = kBlockBytes / (hidden * sizeof(T)) / 16 * 16;
+  return fit < 16 ? 16 : fit < kBlockWords ? fit : kBlockWords;
+}
+
+// A chunk of the vocabulary.
+template <typename T>
+FR_INLINE int64_t chunk_words(const StreamDecode<T>& p) {
+  const int64_t block = block_words<T>(p.hidden), blocks = (p.vocab + block - 1) / block;
+  return (blocks + kBlockChunks - 1) / kBlockChunks * block;
+}
+
+// What is known of a chunk.
+template <typename T>
+struct BlockChunk {
+  int64_t first, last;  // its words
+  T* maxima;            // [rows] of the logits
+  T* sums;              // [rows] of e = exp(l - maximum)
+  T* target_logits;     // [rows] of the targets that are in it
+  T* weighed;           // [rows,H] sums of e * W
+};
+
+FR_INLINE int64_t block_stride(int64_t rows, int64_t hidden) { return rows * (3 + hidden); }
+
+template <typename T>
+FR_INLINE BlockChunk<T> block_chunk(const StreamDecode<T>& p, int64_t chunk) {
+  const int64_t words = chunk_words(p), B = p.rows, first = chunk * words;
+  T* scratch = p.scratch + chunk * block_stride(B, p.hidden);
+  return {first,           first + words < p.vocab ? first + words : p.vocab,
+          scratch,         scratch + B,
+          scratch + 2 * B, scratch + 3 * B};
+}
+
+// Whether the exponentials are kept in the place of the direction, which needs but a factor then.
+// (The most probable token is looked for among logits.)
+template <typename T>
+FR_INLINE bool keeps_exponentials(const StreamDecode<T>& p) {
+  return p.direction != nullptr && p.targets != nullptr;
+}
+
+// Sums of the lanes of kBlockDotWords vectors.
+template <typename T>
+FR_INLINE void sums_of(const Vec<T> (&v)[kBlockDotWords], T* out) {
 #if FR_VECTOR_BYTES >= 32
   if constexpr (sizeof(T) == 4) {
     typedef float Eight __attribute__((vector_size(32)));
-    Eight x[kDotWords];
-    for (int i = 0; i < kDotWords; ++i) {
+    Eight x[kBlockDotWords];
+    for (int i = 0; i < kBlockDotWords; ++i) {
       if constexpr (kLanes<T> == 16)
         x[i] = __builtin_shufflevector(v[i], v[i], 0, 1, 2, 3, 4, 5, 6, 7) +
                __builtin_shufflevector(v[i], v[i], 8, 9, 10, 11, 12, 13, 14, 15);
@@ -32,17 +74,18 @@ FR_INLINE void sums_of(const Vec<T> (&v)[kDotWords], T* out) {
         x[i] = (Eight)v[i];
     }
     // Neighbours are added within halves of a vector, where shuffles are cheap; halves come last.
-    for (int width = kDotWords; width > 2; width /= 2)
-      for (int i = 0; i < width / 2; ++i)
-        x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 2, 8, 10, 4, 6, 12, 14) +
-               __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 3, 9, 11, 5, 7, 13, 15);
-    x[0] = __builtin_shufflevector(x[0], x[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(x[0], x[1], 4, 5, 6, 7, 12, 13, 14, 15);
-    memcpy(out, &x[0], sizeof x[0]);
+    const auto pairs = [](Eight a, Eight b) {
+      return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+             __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+    };
+    const Eight all = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));
+    const auto sums = __builtin_shufflevector(all, all, 0, 1, 2, 3) +
+                      __builtin_shufflevector(all, all, 4, 5, 6, 7);
+    memcpy(out, &sums, sizeof sums);
     return;
   }
 #endif
-  for (int i = 0; i < kDotWords; ++i) out[i] = sum<T>(v[i]);
+  for (int i = 0; i < kBlockDotWords; ++i) out[i] = sum<T>(v[i]);
 }
 
 // c[kRows, kVecs vectors] += a[kRows, words] * b[words, ...]; the last vector has `lanes` lanes,
@@ -88,122 +131,172 @@ struct WeighTiles {
   }
 };
 
-// Logits of the words [v, v + words) for all rows: [rows, kBlockWords], -inf behind the end.
-template <typename T>
-FR_INLINE void block_logits(const StreamDecode<T>& p, int64_t v, int64_t words, T* out) {
-  const int64_t H = p.hidden;
-  for (int64_t i = 0; i < kBlockWords; i += kDotWords) {
-    if (i >= words) {
-      for (int64_t b = 0; b < p.rows; ++b)
-        for (int r = 0; r < kDotWords; ++r) out[b * kBlockWords + i + r] = -INFINITY;
-      continue;
-    }
-    const int count = words - i < kDotWords ? static_cast<int>(words - i) : kDotWords;
-    const T* w[kDotWords];  // [H] each; those behind the end repeat the first
-    for (int r = 0; r < kDotWords; ++r) w[r] = p.weight + (v + i + (r < count ? r : 0)) * H;
-    for (int64_t b = 0; b < p.rows; ++b) {
-      const T* h = p.h + b * H;
-      Vec<T> dots[kDotWords] = {};
-      for_each_vector<T>(H, [&](int64_t j, int n) {
-        const Vec<T> h_j = load(h + j, n);
+// Products of kRows rows of h [.., H] with kBlockDotWords words w [H] each: out [kRows,
+// kBlockWords].
+template <typename T, int kRows>
+FR_INLINE void dot_tile(int64_t H, const T* h, const T* const (&w)[kBlockDotWords], T* out) {
+  Vec<T> dots[kRows][kBlockDotWords] = {};
+  for_each_vector<T>(H, [&](int64_t j, int n) {
+    Vec<T> h_j[kRows];
 #pragma GCC unroll 8
-        for (int r = 0; r < kDotWords; ++r) dots[r] += h_j * load(w[r] + j, n);
-      });
-      T* l = out + b * kBlockWords + i;
-      sums_of<T>(dots, l);
-      if (p.bias != nullptr)
-        for (int r = 0; r < count; ++r) l[r] += p.bias[v + i + r];
-      if (p.logits != nullptr) memcpy(p.logits + b * p.vocab + v + i, l, count * sizeof(T));
-      for (int r = count; r < kDotWords; ++r) l[r] = -INFINITY;
+    for (int r = 0; r < kRows; ++r) h_j[r] = load(h + r * H + j, n);
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockDotWords; ++i) {
+      const Vec<T> w_j = load(w[i] + j, n);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) dots[r][i] += h_j[r] * w_j;
+    }
+  });
+  for (int r = 0; r < kRows; ++r) sums_of<T>(dots[r], out + r * kBlockWords);
+}
+
+// Products of all rows with the words [v, v + words): [rows, kBlockWords].
+template <typename T>
+FR_INLINE void block_dots(const StreamDecode<T>& p, int64_t v, int64_t words, T* out) {
+  const int64_t H = p.hidden, tiles = (p.rows + kBlockDotRows - 1) / kBlockDotRows;
+  const int64_t group = kBlockDotWords * H;  // elements of W
+  const int64_t share = (group / tiles + kLine<T>) / kLine<T> * kLine<T>;
+  for (int64_t i = 0; i < words; i += kBlockDotWords) {
+    const T* w[kBlockDotWords];  // those behind the end repeat the first
+    for (int r = 0; r < kBlockDotWords; ++r)
+      w[r] = p.weight + (v + (i + r < words ? i + r : i)) * H;
+    // Every tile fetches its share of the next words: the hardware would find them too late.
+    const T* next = p.weight + (v + i) * H + group;
+    for (int64_t b = 0; b < p.rows; next += share) {
+      for (int64_t j = 0; j < share; j += kLine<T>) __builtin_prefetch(next + j);
+      const int64_t left = p.rows - b;
+      const T* h = p.h + b * H;
+      T* dots = out + b * kBlockWords + i;
+      if (left == 1) {
+        dot_tile<T, 1>(H, h, w, dots);
+        b += 1;
+      } else if (left == 2 || left == 4) {  // never a single row behind others: it would be slow
+        dot_tile<T, 2>(H, h, w, dots);
+        b += 2;
+      } else {
+        dot_tile<T, 3>(H, h, w, dots);
+        b += 3;
+      }
     }
   }
 }
 
+// Products become logits, also in `kept` unless it is null; -inf behind the end. Returns the
+// largest.
+template <typename T>
+FR_INLINE T finish_logits(const T* bias, int64_t words, T* row, T* kept) {
+  Vec<T> maximum = splat<T>(-INFINITY);
+  for (int64_t j = 0; j < words; j += kLanes<T>) {
+    const int n = words - j < kLanes<T> ? static_cast<int>(words - j) : kLanes<T>;
+    Vec<T> l = load(row + j, n, T(-INFINITY));
+    if (bias != nullptr) l += load(bias + j, n);
+    store(row + j, l);
+    if (kept != nullptr) store(kept + j, l, n);
+    maximum = max<T>(maximum, l);
+  }
+  return largest<T>(maximum);
+}
+
+template <typename T>
+FR_INLINE void multiply_by(T factor, T* x, int64_t size) {
+  for_each_vector<T>(size, [&](int64_t j, int n) { store(x + j, load(x + j, n) * factor, n); });
+}
+
+// Row b of a block that starts at word v: products become exponentials.
+template <typename T>
+FR_INLINE void block_softmax(const StreamDecode<T>& p, const BlockChunk<T>& c, int64_t b, int64_t v,
+                             int64_t words, T* row) {
+  const bool keeps = keeps_exponentials(p);
+  T* kept = keeps ? p.direction + b * p.vocab : nullptr;  // [V]
+  const T maximum = finish_logits(p.bias != nullptr ? p.bias + v : nullptr, words, row,
+                                  keeps ? nullptr : p.logits + b * p.vocab + v);
+  if (p.targets != nullptr && p.targets[b] >= v && p.targets[b] < v + words)
+    c.target_logits[b] = row[p.targets[b] - v];
+  if (maximum > c.maxima[b]) {
+    if (c.sums[b] > T(0)) {
+      const T factor = T(::exp(double(c.maxima[b] - maximum)));
+      c.sums[b] *= factor;
+      if (p.dh != nullptr) multiply_by(factor, c.weighed + b * p.hidden, p.hidden);
+      if (keeps) multiply_by(factor, kept + c.first, v - c.first);
+    }
+    c.maxima[b] = maximum;
+  }
+  Vec<T> total{};
+  for (int64_t j = 0; j < words; j += kLanes<T>) {
+    const Vec<T> e = exp<T>(shifted(row, j, kLanes<T>, c.maxima[b]));
+    store(row + j, e);
+    if (keeps) store(kept + v + j, e, words - j < kLanes<T> ? int(words - j) : kLanes<T>);
+    total += e;
+  }
+  c.sums[b] += sum<T>(total);
+}
+
 template <typename T>
 void block_chunks(const Launch& launch, const StreamDecode<T>& p) {
-  const int64_t H = p.hidden, B = p.rows;
-  const int64_t blocks = (p.vocab + kBlockWords - 1) / kBlockWords;
-  const int64_t per_chunk = (blocks + kBlockChunks - 1) / kBlockChunks * kBlockWords;
+  const int64_t H = p.hidden, B = p.rows, block = block_words<T>(H);
   const WeighTiles<T> tiles;
   const int64_t row_tiles = (B + kTileRows - 1) / kTileRows;
   const int64_t tile_rows = (B + row_tiles - 1) / row_tiles;
-  parallel(launch, kBlockChunks, grain_of(per_chunk * H), [&](int64_t begin, int64_t end) {
+  parallel(launch, kBlockChunks, grain_of(chunk_words(p) * H), [&](int64_t begin, int64_t end) {
     alignas(64) T e[kBlockRows * kBlockWords];  // [rows, kBlockWords] logits, then exponentials
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      T* maxima = p.scratch + chunk * block_stride(B, H);  // [rows]
-      T *sums = maxima + B, *weighed = maxima + 2 * B;     // [rows], [rows,H]
-      for (int64_t b = 0; b < B; ++b) maxima[b] = -INFINITY;
-      memset(sums, 0, B * (1 + H) * sizeof(T));
-      const int64_t first = chunk * per_chunk;
-      const int64_t last = first + per_chunk < p.vocab ? first + per_chunk : p.vocab;
-      for (int64_t v = first; v < last; v += kBlockWords) {
-        const int64_t words = last - v < kBlockWords ? last - v : kBlockWords;
-        block_logits(p, v, words, e);
-        for (int64_t b = 0; b < B; ++b) {
-          T* row = e + b * kBlockWords;
-          const T maximum = row_maximum(row, kBlockWords);
-          if (maximum > maxima[b]) {
-            const T factor = sums[b] > T(0) ? T(::exp(double(maxima[b] - maximum))) : T(0);
-            T* w = weighed + b * H;
-            if (sums[b] > T(0) && p.dh != nullptr)
-              for_each_vector<T>(
-                  H, [&](int64_t j, int n) { store(w + j, load(w + j, n) * factor, n); });
-            sums[b] *= factor;
-            maxima[b] = maximum;
-          }
-          Vec<T> total{};
-          for (int64_t j = 0; j < kBlockWords; j += kLanes<T>) {
-            const Vec<T> e_j = exp<T>(shifted(row, j, kLanes<T>, maxima[b]));
-            store(row + j, e_j);
-            total += e_j;
-          }
-          sums[b] += sum<T>(total);
-        }
+      const BlockChunk<T> c = block_chunk(p, chunk);
+      for (int64_t b = 0; b < B; ++b) c.maxima[b] = -INFINITY;
+      memset(c.sums, 0, B * sizeof(T));
+      memset(c.weighed, 0, B * H * sizeof(T));
+      for (int64_t v = c.first; v < c.last; v += block) {
+        const int64_t words = c.last - v < block ? c.last - v : block;
+        block_dots(p, v, words, e);
+        for (int64_t b = 0; b < B; ++b) block_softmax(p, c, b, v, words, e + b * kBlockWords);
         for (int64_t n = 0; n < H && p.dh != nullptr; n += kPanel<T>) {
           const int64_t left = H - n;
           const int vecs = left > kLanes<T> ? 2 : 1;
           const int64_t in_last = left - (vecs - 1) * kLanes<T>;
           const int lanes = in_last < kLanes<T> ? static_cast<int>(in_last) : kLanes<T>;
+          const T* w = p.weight + v * H + n;
           for (int64_t b = 0; b < B; b += tile_rows)
             tiles.table[B - b < tile_rows ? B - b : tile_rows][vecs][lanes == kLanes<T>](
-                words, e + b * kBlockWords, p.weight + v * H + n, H, weighed + b * H + n, H, lanes);
+                words, e + b * kBlockWords, w, H, c.weighed + b * H + n, H, lanes);
         }
       }
     }
   });
 }
 
-// Puts the chunks together: dh = E_o[W], maximum and sum of a row.
+// Puts the chunks of a row together: its maximum and sum, the factor that turns each chunk's
+// exponentials into probabilities, and dh = E_o[W].
 template <typename T>
-FR_INLINE RowSoftmax<T> merge_blocks(const StreamDecode<T>& p, int64_t b) {
-  const int64_t H = p.hidden, stride = block_stride(p.rows, H);
+FR_INLINE RowSoftmax<T> merge_blocks(const StreamDecode<T>& p, int64_t b,
+                                     T (&factors)[kBlockChunks]) {
   RowSoftmax<T> row{T(-INFINITY), 0, 0};
   for (int64_t chunk = 0; chunk < kBlockChunks; ++chunk) {
-    const T maximum = p.scratch[chunk * stride + b];
+    const T maximum = block_chunk(p, chunk).maxima[b];
     if (maximum > row.maximum) row.maximum = maximum;
   }
-  double factors[kBlockChunks];
+  double unnormalised[kBlockChunks];
   for (int64_t chunk = 0; chunk < kBlockChunks; ++chunk) {
-    const T *maxima = p.scratch + chunk * stride, sum = maxima[p.rows + b];
+    const BlockChunk<T> c = block_chunk(p, chunk);
     // An empty chunk has nothing to scale; a NaN sum is not empty.
-    factors[chunk] = sum != T(0) ? ::exp(double(maxima[b]) - double(row.maximum)) : 0;
-    row.sum += factors[chunk] * sum;
+    unnormalised[chunk] = c.sums[b] != T(0) ? ::exp(double(c.maxima[b]) - double(row.maximum)) : 0;
+    row.sum += unnormalised[chunk] * c.sums[b];
   }
+  for (int64_t chunk = 0; chunk < kBlockChunks; ++chunk)
+    factors[chunk] = T(unnormalised[chunk] / row.sum);
   if (p.dh == nullptr) return row;
+  const int64_t H = p.hidden;
   T* dh = p.dh + b * H;
   memset(dh, 0, H * sizeof(T));
   for (int64_t chunk = 0; chunk < kBlockChunks; ++chunk) {
-    const T factor = T(factors[chunk] / row.sum);
-    if (factor == T(0)) continue;
-    const T* weighed = p.scratch + chunk * stride + 2 * p.rows + b * H;
+    if (factors[chunk] == T(0)) continue;
+    const T* weighed = block_chunk(p, chunk).weighed + b * H;
     for_each_vector<T>(H, [&](int64_t j, int n) {
-      store(dh + j, load(dh + j, n) + factor * load(weighed + j, n), n);
+      store(dh + j, load(dh + j, n) + factors[chunk] * load(weighed + j, n), n);
     });
   }
   return row;
 }
 
-// nll and surprisal; p.logits [B,V] is given and ends as the direction where p.direction is.
+// nll and surprisal; p.logits [B,V] is given.
 template <typename T>
 void block_decode(const Launch& launch, const StreamDecode<T>& p) {
   block_chunks(launch, p);
@@ -221,16 +314,25 @@ void block_decode(const Launch& launch, const StreamDecode<T>& p) {
         if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
         continue;
       }
-      const RowSoftmax<T> row = merge_blocks(p, b);
+      T factors[kBlockChunks];
+      const RowSoftmax<T> row = merge_blocks(p, b, factors);
       const int64_t target = p.targets != nullptr ? p.targets[b] : row_argmax(logits, V);
-      const double log_p = row_log_p(row, logits[target]);
-      if (direction != nullptr) {
+      const T target_logit = p.targets != nullptr
+                                 ? block_chunk(p, target / chunk_words(p)).target_logits[b]
+                                 : logits[target];
+      const double log_p = row_log_p(row, target_logit);
+      if (keeps_exponentials(p)) {
+        for (int64_t chunk = 0; chunk < kBlockChunks; ++chunk) {
+          const BlockChunk<T> c = block_chunk(p, chunk);
+          if (c.first < c.last) multiply_by(factors[chunk], direction + c.first, c.last - c.first);
+        }
+      } else if (direction != nullptr) {
         const T log_sum = T(::log(row.sum));
         for_each_vector<T>(V, [&](int64_t j, int n) {
           store(direction + j, exp<T>(shifted(logits, j, n, row.maximum) - log_sum), n);
         });
-        direction[target] = T(::expm1(log_p));  // p - 1 without cancellation
       }
+      if (direction != nullptr) direction[target] = T(::expm1(log_p));  // without cancellation
       const T* w = p.weight + target * H;
       if (dh != nullptr)
         for_each_vector<T>(
