@@ -49,6 +49,8 @@ class Fixed(Step):
     def bind(self, num_layers, states, hidden_size, **factory):
         shape = (num_layers, len(states))
         given = self.given
+        if not _is_finite(given):
+            raise ValueError(f"step must be finite, got {given}")
         if isinstance(given, Mapping):
             value = torch.zeros(shape)
             # Names of a single (layer, state) win over names of a whole state.
@@ -67,8 +69,6 @@ class Fixed(Step):
                     f"got {tuple(value.shape)}"
                 )
             value = value.expand(shape)
-        if not torch.isfinite(value).all():
-            raise ValueError(f"step must be finite, got {given}")
         # Not persistent: a state dict of nn.LSTM loads as it is.
         self.register_buffer("value", value.to(**factory).contiguous(), persistent=False)
 
@@ -77,6 +77,16 @@ class Fixed(Step):
 
     def extra_repr(self) -> str:
         return f"{self.given}"
+
+
+def _is_finite(given: float | Tensor | Mapping) -> bool:
+    if isinstance(given, Mapping):
+        return all(math.isfinite(value) for value in given.values())
+    if isinstance(
+        given, (int, float)
+    ):  # without a tensor: under FakeTensorMode those have no values
+        return math.isfinite(given)
+    return bool(torch.isfinite(torch.as_tensor(given)).all())
 
 
 def _check_init(init: float) -> float:

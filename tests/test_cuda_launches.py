@@ -5,7 +5,7 @@ import pytest
 import torch
 from emu import build
 from emu.launches import count
-from test_variants import make_batch, make_pair
+from test_variants import E, H, V, make_batch, make_pair
 from variants import SIGNALS
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -54,6 +54,17 @@ def test_launches_per_step_stay_within_the_budget(signal, layers):
         assert forward.others <= 3 + 2 * layers
         assert backward.products == layers
         assert backward.others <= 3 + 2 * layers
+
+
+@pytest.mark.parametrize(("signal", "decodings"), [("none", 3), ("nll", 3), ("entropy", 5)])
+def test_operations_per_step_are_those_of_the_mathematics(signal, decodings):
+    """`decodings`: logits, their gradient in h, and in W; nll shares them with the loss."""
+    B = 3
+    of_input, of_states, of_decoder = 2 * B * 4 * H * E, 2 * B * 4 * H * H, 2 * B * H * V
+    down = 0 if signal == "none" else of_states  # the recoding gradient of the lower layer
+    forward, backward = per_step(signal, "fixed", layers=2)
+    assert forward.flops == of_input + 3 * of_states + down + decodings * of_decoder
+    assert backward.flops == 2 * (of_input + 3 * of_states)
 
 
 @pytest.mark.parametrize("signal", ["nll", "entropy", "mc-unit"])

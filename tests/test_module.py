@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import make_inputs, make_pair
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import fused_recoder as fr
@@ -335,3 +336,15 @@ def test_packing_accepts_a_mask():
     got, want = (m(packed, hx, targets=y, recode_mask=mask) for m in (rnn, oracle))
     torch.testing.assert_close(got[0].data, want[0].data, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(got[1], want[1], rtol=1e-10, atol=1e-13)
+
+
+def test_fake_tensors_give_shapes():
+    with FakeTensorMode():
+        rnn = fr.FusedRecodingLSTM(3, 4, 2, decoder=nn.Linear(4, 7))
+        output, (h, c) = rnn(torch.randn(5, 2, 3), targets=torch.zeros(5, 2, dtype=torch.int64))
+    assert (output.shape, h.shape, c.shape) == ((5, 2, 4), (2, 2, 4), (2, 2, 4))
+
+
+def test_is_built_without_memory():
+    rnn = fr.FusedRecodingLSTM(3, 4, 2, decoder=nn.Linear(4, 7), device="meta")
+    assert all(t.is_meta for t in (rnn.weight_hh_l1, rnn.step()))

@@ -85,14 +85,14 @@ Lists some_lists(int64_t K, int64_t H, int64_t length) {
   return lists;
 }
 
-constexpr int64_t kSamples = 2, kRows = 3;
+constexpr int64_t kSamples = 2, kRows = 2;
 
 // Columns of W have the length of a shape's rows. variant bit: 1 without them
 template <typename S>
 void check_gather(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
   context() = describe("gather_units", sizeof(S), shape) + std::to_string(variant);
-  const int64_t K = kSamples, B = kRows, H = 7 + shape.rows, V = shape.hidden, N = H;
+  const int64_t K = kSamples, B = kRows, H = 3 + shape.rows, V = shape.hidden, N = H;
   const bool with_columns = !(variant & 1);
   const Lists lists = some_lists(K, H, N);
   const auto h = random_values<S>(B * H, 1), weight_t = random_values<S>(H * V, 1, shape.offset);

@@ -33,7 +33,8 @@ class Counts(NamedTuple):
 
 def _product(event, itemsize: int) -> tuple[int, int]:
     """Bytes and operations."""
-    *_, left, right = [shape for shape in event.input_shapes if len(shape) >= 2]
+    first = 1 if "addmm" in event.name else 0  # what is added to comes first, `out` last
+    left, right = event.input_shapes[first : first + 2]
     rows, inner, columns = prod(left[:-1]), left[-1], right[-1]
     elements = rows * inner + prod(right) + rows * columns
     return itemsize * elements, 2 * rows * inner * columns

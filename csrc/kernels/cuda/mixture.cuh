@@ -285,9 +285,13 @@ __device__ __forceinline__ void write_curvature(const MixtureSignalBackward<A>& 
   __syncthreads();
 }
 
+// Four arrays of doubles take more registers than a block of the usual size has.
+template <typename A>
+constexpr int kCurvatureThreads = sizeof(A) == 8 ? kRowThreads / 2 : kRowThreads;
+
 // Grid: x = rows.
 template <typename A>
-__global__ void __launch_bounds__(kRowThreads, 1)
+__global__ void __launch_bounds__(kCurvatureThreads<A>, 1)
     mixture_signal_backward_kernel(const MixtureSignalBackward<A> p) {
   __shared__ RowSlots<A, 2, 1> slots;
   __shared__ A log_slots[kMaxWarps], change_slots[kMaxWarps];
@@ -304,7 +308,9 @@ __global__ void __launch_bounds__(kRowThreads, 1)
 template <typename A>
 void launch_mixture_signal_backward(cudaStream_t stream, const MixtureSignalBackward<A>& p,
                                     int threads) {
-  CUDA_LAUNCH(p.rows, threads, 0, stream, mixture_signal_backward_kernel<A>)(p);
+  const int most = kCurvatureThreads<A>;
+  CUDA_LAUNCH(p.rows, threads < most ? threads : most, 0, stream,
+              mixture_signal_backward_kernel<A>)(p);
 }
 
 // Nothing of it is stored in S: one kernel serves all storage types with the same A.
