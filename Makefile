@@ -20,7 +20,7 @@ train: $(BUILT)
 	$(BIN)/fused-recoder train $(DATA) --out $(OUT) --resume $(FLAGS)
 
 test: $(BUILT)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --durations=15
 
 bench: $(BUILT)
 	$(BIN)/python -m bench

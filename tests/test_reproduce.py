@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny_text import write_text
 
-from fused_recoder.experiments import command, jobs, report, study, tables
+from fused_recoder.experiments import command, jobs, report, study, study_report, tables
 from fused_recoder.experiments.jobs import Measurement, Training, result, work
 from fused_recoder.experiments.scales import SCALES, first_lines
 from fused_recoder.experiments.statistics import compare, describe
@@ -244,6 +244,22 @@ def test_the_study_chooses_on_the_validation_text(tmp_path):
     assert f"{best}.seed2" not in wanted
     assert {f"{BASELINE}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
     assert {f"{study.HYPOTHESIS}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
+
+
+def test_the_study_compares_exact_with_detached_gradients(tmp_path):
+    names = [job.name for job in study.jobs(SMOKE, tmp_path, 4)]
+    assert sorted(n for n in names if n.startswith(study.EXACT)) == [
+        f"{study.EXACT}.seed{n}" for n in (1, 2, 3)
+    ]
+    found = {
+        name: [{"seed": seed, "test_perplexity": first + seed} for seed in seeds]
+        for name, first, seeds in (
+            (study.EXACT, 90, (1, 2, 3)),
+            (study.HYPOTHESIS, 92, (1, 2, 3, 4)),  # the fourth has no partner
+        )
+    }
+    text = study_report.of_exact_gradients(found)
+    assert "92.00 ± 1.00 against 94.00 ± 1.00, difference -2.00" in text
 
 
 # The command

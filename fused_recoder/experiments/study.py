@@ -2,7 +2,8 @@
 
 The hypothesis, fixed beforehand: `nll` recoding with learned steps does. Beside it one seed of
 every other candidate; the best of all, by validation perplexity, is trained with the further seeds
-too. Each model reads the test text once, when its training ends; no choice looks at that number.
+too, and so is the hypothesis with exact gradients, to see whether they help. Each model reads the
+test text once, when its training ends; no choice looks at that number.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .signal_shape import inference_jobs
 from .variants import BASELINE, ensemble, gold, mc_dropout
 
 HYPOTHESIS = "nll-hc-learned"
+EXACT = f"{HYPOTHESIS}-exact"  # the same, trained through the recoding gradient
+EXACT_SEEDS = 3
 WITHOUT = f"without-recoder.{HYPOTHESIS}"
 DYNAMIC = "dynamic-evaluation"
 SIMILAR_PRIOR = 0.01  # ensemble members start like the baseline's decoder
@@ -53,10 +56,13 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
     pairs = [
         training(name, seed) for seed in range(2, seeds + 1) for name in (BASELINE, HYPOTHESIS)
     ]
-    found = first[:4] + pairs + first[4:]
+    exact = [training(EXACT, seed) for seed in range(2, min(EXACT_SEEDS, seeds) + 1)]
+    found = first[:4] + pairs + first[4:] + exact
     best = best_candidate(out, list(settings)[1:])
     if best not in (None, HYPOTHESIS):
-        found += [training(best, seed) for seed in range(2, seeds + 1)]
+        known = {job.name for job in found}
+        further = [training(best, seed) for seed in range(2, seeds + 1)]
+        found += [job for job in further if job.name not in known]
     for seed in range(1, seeds + 1):
         found += _measurements(training(BASELINE, seed), training(HYPOTHESIS, seed))
     return found

@@ -11,7 +11,7 @@ from .plots import BASELINE_COLOUR, STYLE, band, draw_steps, pyplot, save
 from .report import latex, markdown, write_jsonl, write_text
 from .scales import Scale
 from .statistics import compare, describe
-from .study import HYPOTHESIS, best_candidate, candidates, measured_variants
+from .study import EXACT, HYPOTHESIS, best_candidate, candidates, measured_variants
 from .variants import BASELINE
 
 FOOTNOTE = (
@@ -55,7 +55,7 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
     if not rows:
         return "No run of the study is finished yet.\n"
     title = "Does recoding beat its baseline?" + (" (preliminary)" if best is None else "")
-    text = f"## {title}\n\n{markdown(rows)}\n"
+    text = f"## {title}\n\n{markdown(rows)}\n{of_exact_gradients(found)}"
     folder = out / "tables"
     folder.mkdir(exist_ok=True)
     write_text(folder / "study.md", f"{text}\n{FOOTNOTE}\n")
@@ -63,6 +63,23 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
     write_jsonl(folder / "study.jsonl", records)
     _draw(out, scale, seeds, best)
     return text
+
+
+def of_exact_gradients(found: dict[str, list[dict]]) -> str:
+    """Models of the same seeds, trained with and without the gradient of the recoding gradient."""
+    exact = {row["seed"]: row["test_perplexity"] for row in found.get(EXACT, [])}
+    detached = {row["seed"]: row["test_perplexity"] for row in found.get(HYPOTHESIS, [])}
+    seeds = sorted(exact.keys() & detached.keys())
+    if len(seeds) < 2:
+        return ""
+    against = compare([exact[s] for s in seeds], [detached[s] for s in seeds])
+    low, high = against.interval
+    return (
+        f"\nExact against detached gradients ({HYPOTHESIS}, seeds {seeds[0]} to {seeds[-1]}): test "
+        f"perplexity {describe([exact[s] for s in seeds])} against "
+        f"{describe([detached[s] for s in seeds])}, difference {against.difference:+.2f} "
+        f"[{low:+.2f}, {high:+.2f}], p = {_p(against.p_better)}.\n"
+    )
 
 
 def _p(value: float) -> str:
