@@ -9,13 +9,18 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .cases import COMPILED, FUSED, GRAPHED, PLAIN, REFERENCE
+
 # Ulmer (2019), table of test perplexities for different numbers of samples: tokens per second.
 THESIS_BASELINE = 406
 THESIS = {
     "MC Dropout": {1: 66.9, 5: 48.3, 10: 31.2, 25: 14, 50: 7.4},
     "ensemble": {1: 59.2, 5: 32.2, 10: 18.6, 25: 8.1},
 }
-COLOURS = {"fused": "#2a6f97", "reference": "#c97b63", "compiled": "#b8a04a", "plain": "#555555"}
+COLOURS = {
+    FUSED: "#2a6f97", GRAPHED: "#61a5c2", REFERENCE: "#c97b63", COMPILED: "#b8a04a",
+    PLAIN: "#555555",
+}  # fmt: skip
 
 
 def throughput(experiments: list[dict], path: Path) -> None:
@@ -34,7 +39,7 @@ def throughput(experiments: list[dict], path: Path) -> None:
             axis.plot([low, high], [i, i], color="black", linewidth=1)
         axis.set_yticks(range(len(rows)), [r["name"] for r in rows], fontsize=8)
         axis.invert_yaxis()
-        axis.axvline(1, color=COLOURS["plain"], linewidth=1, linestyle="--")
+        axis.axvline(1, color=COLOURS[PLAIN], linewidth=1, linestyle="--")
         axis.set_title(f"{experiment['name']}: {experiment['shape']}", fontsize=9, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("training throughput / the plain LM's (dashed); black: quartiles")
@@ -84,7 +89,7 @@ def share_of_limit(experiments: list[dict], path: Path) -> None:
     ]
     figure, axis = plt.subplots(figsize=(7, 0.22 * len(rows) + 0.8), layout="constrained")
     for i, (_, (low, middle, high)) in enumerate(rows):
-        axis.barh(i, 100 * middle, color=COLOURS["fused"], height=0.7)
+        axis.barh(i, 100 * middle, color=COLOURS[FUSED], height=0.7)
         axis.plot([100 * low, 100 * high], [i, i], color="black", linewidth=1)
     axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
     axis.invert_yaxis()
