@@ -1,6 +1,7 @@
 """RecodingLanguageModel: loss, nll and every gradient against the oracle and the plain model."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -253,6 +254,23 @@ def test_no_tensor_of_all_logits_is_ever_allocated():
         model(tokens, targets).loss.backward()
     largest = max(e.cpu_memory_usage for e in profile.events())
     assert largest < 120 * 8 * 50_000 * 4 / 3
+
+
+@pytest.mark.parametrize("signal", ["nll", "surprisal"])
+@pytest.mark.parametrize("B", [1, 2, 5, 20])
+def test_words_that_a_bias_rules_out_count_nothing(signal, B):
+    """Whole pieces of the vocabulary among them: an empty piece has no maximum."""
+    words, allowed = 2000, 700
+    models = [
+        module.RecodingLanguageModel(words, 8, 8, 1, signal=signal, step=0.3, dtype=torch.float64)
+        for module in (fr, fr.reference)
+    ]
+    with torch.no_grad():
+        models[0].decoder.bias[allowed:] = -math.inf
+    models[1].load_state_dict(models[0].state_dict())
+    tokens, targets = torch.randint(allowed, (2, 4, B))
+    hx = tuple(torch.randn(1, B, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert_all_close(*(run(model, tokens, targets, hx) for model in models))
 
 
 def test_autocast_trains():

@@ -296,22 +296,43 @@ FR_INLINE RowSoftmax<T> merge_blocks(const StreamDecode<T>& p, int64_t b,
   return row;
 }
 
+// A row whose target is to be ignored has no signal.
+template <typename T>
+FR_INLINE void finish_ignored_row(const StreamDecode<T>& p, int64_t b) {
+  if (p.dh != nullptr) memset(p.dh + b * p.hidden, 0, p.hidden * sizeof(T));
+  if (p.direction != nullptr) memset(p.direction + b * p.vocab, 0, p.vocab * sizeof(T));
+  p.delta[b] = T(0);
+  if (p.scale != nullptr) p.scale[b] = T(0);
+  if (p.log_p != nullptr) p.log_p[b] = T(0);
+  if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
+}
+
+// nll and surprisal: dh is E_o[W] so far.
+template <typename T>
+FR_INLINE void finish_gold_row(const StreamDecode<T>& p, int64_t b, int64_t target, double log_p) {
+  const T* w = p.weight + target * p.hidden;  // [H]
+  T* dh = p.dh + b * p.hidden;                // [H]
+  if (p.dh != nullptr)
+    for_each_vector<T>(
+        p.hidden, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w + j, n), n); });
+  const GoldSignal signal = gold_signal(p.kind, log_p);
+  p.delta[b] = T(signal.delta);
+  if (p.scale != nullptr) p.scale[b] = T(signal.scale);
+  if (p.log_p != nullptr) p.log_p[b] = T(log_p);
+  if (p.chosen != nullptr) p.chosen[b] = target;
+}
+
 // nll and surprisal; p.logits [B,V] is given.
 template <typename T>
 void block_decode(const Launch& launch, const StreamDecode<T>& p) {
   block_chunks(launch, p);
-  const int64_t H = p.hidden, V = p.vocab;
+  const int64_t V = p.vocab;
   parallel(launch, p.rows, grain_of(V), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      T *dh = p.dh != nullptr ? p.dh + b * H : nullptr, *logits = p.logits + b * V;
+      T* logits = p.logits + b * V;
       T* direction = p.direction != nullptr ? p.direction + b * V : nullptr;
       if (p.targets != nullptr && p.targets[b] < 0) {
-        if (dh != nullptr) memset(dh, 0, H * sizeof(T));
-        if (direction != nullptr) memset(direction, 0, V * sizeof(T));
-        p.delta[b] = T(0);
-        if (p.scale != nullptr) p.scale[b] = T(0);
-        if (p.log_p != nullptr) p.log_p[b] = T(0);
-        if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
+        finish_ignored_row(p, b);
         continue;
       }
       T factors[kBlockChunks];
@@ -333,15 +354,7 @@ void block_decode(const Launch& launch, const StreamDecode<T>& p) {
         });
       }
       if (direction != nullptr) direction[target] = T(::expm1(log_p));  // without cancellation
-      const T* w = p.weight + target * H;
-      if (dh != nullptr)
-        for_each_vector<T>(
-            H, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w + j, n), n); });
-      const GoldSignal signal = gold_signal(p.kind, log_p);
-      p.delta[b] = T(signal.delta);
-      if (p.scale != nullptr) p.scale[b] = T(signal.scale);
-      if (p.log_p != nullptr) p.log_p[b] = T(log_p);
-      if (p.chosen != nullptr) p.chosen[b] = target;
+      finish_gold_row(p, b, target, log_p);
     }
   });
 }

@@ -39,8 +39,8 @@ FR_INLINE int64_t row_argmax(const T* logits, int64_t V) {
 // (A NaN is not below anything and stays.)
 template <typename T>
 FR_INLINE Vec<T> shifted(const T* logits, int64_t j, int n, T maximum) {
-  const Vec<T> x = load(logits + j, n, maximum) - maximum;
-  return x < T(-1e30) ? splat<T>(T(-1e30)) : x;
+  const Vec<T> l = load(logits + j, n, maximum), x = l - maximum;
+  return l == T(-INFINITY) || x < T(-1e30) ? splat<T>(T(-1e30)) : x;
 }
 
 // Writes exp(l - maximum) to `exps` unless it is null; it may be the memory of `logits`.

@@ -38,11 +38,6 @@ int64_t stream_scratch(int64_t rows, int64_t hidden) {
   return rows > kStreamRows || blocked > streamed ? blocked : streamed;
 }
 
-template <typename T>
-FR_INLINE void scale_row(T* x, int64_t H, T factor) {
-  for_each_vector<T>(H, [&](int64_t j, int n) { store(x + j, load(x + j, n) * factor, n); });
-}
-
 // One tile of vocabulary rows [v, v + count) for one row h.
 template <typename T, bool kEntropy>
 FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int count,
@@ -76,7 +71,7 @@ FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int c
         });
         s.weighted = (s.weighted + shift * s.sum) * factor;
       }
-      scale_row(sum_w, H, factor);
+      multiply_by(factor, sum_w, H);
       s.sum *= factor;
     }
     s.maximum = tile_max;
@@ -144,11 +139,7 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
   for (int64_t b = 0; b < p.rows; ++b) {
     T* dh = p.dh != nullptr ? p.dh + b * H : nullptr;  // [H]
     if (p.targets != nullptr && p.targets[b] < 0) {
-      if (dh != nullptr) memset(dh, 0, H * sizeof(T));
-      p.delta[b] = T(0);
-      if (p.scale != nullptr) p.scale[b] = T(0);
-      if (p.log_p != nullptr) p.log_p[b] = T(0);
-      if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
+      finish_ignored_row(p, b);
       continue;
     }
     const auto state = [&](int64_t chunk) -> const StreamState<T>& {
@@ -198,15 +189,7 @@ void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
     }
     const int64_t target = p.targets != nullptr ? p.targets[b] : best;
     const double log_p = row_log_p(row, p.targets != nullptr ? target_logit : row.maximum);
-    const T* w_target = p.weight + target * H;
-    if (dh != nullptr)
-      for_each_vector<T>(
-          H, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w_target + j, n), n); });
-    const GoldSignal signal = gold_signal(p.kind, log_p);
-    p.delta[b] = T(signal.delta);
-    if (p.scale != nullptr) p.scale[b] = T(signal.scale);
-    if (p.log_p != nullptr) p.log_p[b] = T(log_p);
-    if (p.chosen != nullptr) p.chosen[b] = target;
+    finish_gold_row(p, b, target, log_p);
   }
 }
 
