@@ -310,11 +310,12 @@ FR_INLINE void finish_ignored_row(const StreamDecode<T>& p, int64_t b) {
 // nll and surprisal: dh is E_o[W] so far.
 template <typename T>
 FR_INLINE void finish_gold_row(const StreamDecode<T>& p, int64_t b, int64_t target, double log_p) {
-  const T* w = p.weight + target * p.hidden;  // [H]
-  T* dh = p.dh + b * p.hidden;                // [H]
-  if (p.dh != nullptr)
+  if (p.dh != nullptr) {
+    const T* w = p.weight + target * p.hidden;  // [H]
+    T* dh = p.dh + b * p.hidden;                // [H]
     for_each_vector<T>(
         p.hidden, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w + j, n), n); });
+  }
   const GoldSignal signal = gold_signal(p.kind, log_p);
   p.delta[b] = T(signal.delta);
   if (p.scale != nullptr) p.scale[b] = T(signal.scale);
