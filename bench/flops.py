@@ -25,7 +25,9 @@ def signal(contender: Contender, shape: Shape) -> float:
         return 0
     if v.signal == "mc_dropout" and v.mask == "shared":
         return 2 * D * (1 + min(v.p, 1 - v.p) * v.K) + sweep
-    return 2 * D * v.K + sweep
+    # An ensemble with mean logits is one decoder: the mean of its members'.
+    decoders = 1 if v.predict == "mean_logits" else v.K
+    return 2 * D * decoders + sweep
 
 
 def second_order(contender: Contender, shape: Shape) -> float:

@@ -92,8 +92,8 @@ def share_of_limit(experiments: list[dict], path: Path) -> None:
         axis.barh(i, 100 * middle, color=COLOURS[FUSED], height=0.7)
         axis.plot([100 * low, 100 * high], [i, i], color="black", linewidth=1)
     axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
-    axis.invert_yaxis()
-    axis.set_xlabel("% of a large GEMM's speed, counted in the FLOPs the algorithm needs")
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlabel("% of a large GEMM's speed, in FLOPs the algorithm needs")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -103,8 +103,9 @@ def growth(results: dict, path: Path) -> None:
     """Time and memory over each dimension, others fixed."""
     axes_of = results["axes"]
     figure, grid = plt.subplots(
-        2, len(axes_of), figsize=(3 * len(axes_of), 5), layout="constrained", squeeze=False
-    )
+        2, len(axes_of), figsize=(3 * len(axes_of), 5), layout="constrained", squeeze=False,
+        sharey="row",
+    )  # fmt: skip
     for column, (axis_name, series) in enumerate(axes_of.items()):
         for row, (quantity, label) in enumerate(
             (("seconds", "seconds per training step"), ("memory", "extra memory, MB"))
@@ -116,13 +117,17 @@ def growth(results: dict, path: Path) -> None:
                 style = "--" if name.startswith("plain") else "o-"
                 axis.plot(xs, [p[quantity] for p in known], style, markersize=3, label=name)
             axis.set(xscale="log", yscale="log")
+            axis.set_xticks(xs, [f"{x:,}" for x in xs])
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.minorticks_off()
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
             if row == 1:
                 axis.set_xlabel(axis_name)
             if column == 0:
                 axis.set_ylabel(label)
-    grid[0][0].legend(fontsize=7, frameon=False)
+        grid[0][column].legend(fontsize=7, frameon=False)
+    figure.suptitle(f"one dimension at a time, the others as in {results['base']}", fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

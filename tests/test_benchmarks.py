@@ -81,6 +81,11 @@ def test_flops_of_the_thesis_shape():
         variant = dataclasses.replace(cases.SHARED, K=K)
         mc = work(cases.Contender(cases.FUSED, variant), "evaluate")
         assert mc / work(plain, "evaluate") == pytest.approx(slow_down, abs=0.1)
+    members = work(cases.Contender(cases.FUSED, cases.ENSEMBLE), "evaluate")
+    mean = work(cases.Contender(cases.FUSED, cases.MEAN_LOGITS), "evaluate")
+    # K decoders there and back, or one; the mean's own logits.
+    saved = (2 * cases.ENSEMBLE.K - 2 - 1) * flops.decoder(shape)
+    assert members - mean == pytest.approx(saved)
 
 
 def test_ratios_are_taken_within_rounds():

@@ -92,6 +92,7 @@ Backward<S>::Backward(const Sequence& sequence, const Saved& saved, const Cotang
       c0(s.c0),
       step_grads(saved.step_grads),
       live(s.live),
+      to_hidden(s.L),
       recurrent_masks(s.L),
       grad_weights(s.L),
       grad_input(at::empty({0}, storage)) {
@@ -116,10 +117,7 @@ Backward<S>::Backward(const Sequence& sequence, const Saved& saved, const Cotang
   }
   if (through_gradient) sweep.emplace(s, saved, decoder, loss_bar);
   dgates = Buffer<S>({through_gradient ? L : 1, T, R, 4 * H}, storage);
-  for (int64_t l = 0; l < L; ++l) {
-    to_hidden.emplace_back(s.layers[l].w_hh, false, T, R);
-    recurrent_masks[l] = s.recurrent_mask(l);
-  }
+  for (int64_t l = 0; l < L; ++l) recurrent_masks[l] = s.recurrent_mask(l);
   const auto start_from = [&](const OptionalTensor& grad) {
     return Buffer<A>(grad.has_value() ? grad->to(accum).contiguous().clone()
                                       : at::zeros({L, R, H}, accum));
@@ -175,12 +173,16 @@ void Backward<S>::cell(int64_t l, int64_t t, const A* dh_up) {
 
 template <typename S>
 void Backward<S>::detached() {
-  at::Tensor from_above = output_bar;  // [T,R,H] cotangent of what layer l handed up
+  Buffer<A> from_above(output_bar);  // [T,R,H] cotangent of what layer l handed up
+  output_bar.reset();
   for (int64_t l = s.L - 1; l >= 0; --l) {
-    const Buffer<A> up(from_above);
-    for (int64_t t = s.T - 1; t >= 0; --t) cell(l, t, up(t));
+    to_hidden[l] = hidden_matrix(l);
+    for (int64_t t = s.T - 1; t >= 0; --t) cell(l, t, from_above(t));
+    // Here memory is at its peak: what is of no use any more goes first.
+    to_hidden[l] = ConstantMatrix<S>();
+    from_above = Buffer<A>();
     weight_gradients(l);
-    if (l > 0) from_above = below(l);
+    if (l > 0) from_above = Buffer<A>(below(l));
   }
 }
 
@@ -188,6 +190,7 @@ template <typename S>
 void Backward<S>::exact() {
   std::vector<ConstantMatrix<S>> to_below(1);  // of layers above the bottom, [4H -> H]
   for (int64_t l = 1; l < s.L; ++l) to_below.emplace_back(s.layers[l].w_ih, false, s.T, s.R);
+  for (int64_t l = 0; l < s.L; ++l) to_hidden[l] = hidden_matrix(l);
   const Buffer<A> up(output_bar), handed_up({s.R, s.H}, accum);
   for (int64_t t = s.T - 1; t >= 0; --t) {
     sweep->step(t, dh, dc, up(t), step_bar);

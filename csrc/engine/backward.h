@@ -45,6 +45,9 @@ class Backward {
   at::Tensor dgates_of(int64_t l) const {  // [T*R,4H]
     return dgates.tensor()[by_layer(l)].view({s.T * s.R, 4 * s.H});
   }
+  ConstantMatrix<S> hidden_matrix(int64_t l) const {
+    return ConstantMatrix<S>(s.layers[l].w_hh, false, s.T, s.R);
+  }
   // With detached gradients one layer is finished before the next is begun.
   int64_t by_layer(int64_t l) const { return sweep.has_value() ? l : 0; }
 
@@ -60,7 +63,7 @@ class Backward {
 
   at::Tensor output_bar;  // [T,R,H] or undefined: zero
   LossGradients decoder;
-  std::vector<ConstantMatrix<S>> to_hidden;  // [4H -> H] by layer
+  std::vector<ConstantMatrix<S>> to_hidden;  // [4H -> H] by layer, while it is needed
   std::vector<at::Tensor> recurrent_masks;   // [R,H] or undefined, by layer
   Buffer<S> dgates;                          // [L or 1,T,R,4H]
   Buffer<A> dh, dc;                          // [L,R,H] cotangents of the recoded states

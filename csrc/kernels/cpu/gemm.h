@@ -179,6 +179,7 @@ void gemm(const Launch& launch, const PackedGemm<T>& p) {
 template <typename T>
 constexpr int64_t kOuterBlock = 2560 / sizeof(T);
 constexpr int64_t kOuterRows = 16 * kTileRows;
+constexpr int64_t kOuterAhead = 8;  // rows of a
 
 template <typename T>
 int64_t outer_scratch(int64_t inner, int64_t, int64_t cols) {
@@ -207,6 +208,10 @@ void outer_gemm(const Launch& launch, const OuterGemm<T>& p) {
                  const int64_t row1 = last * kTileRows < p.rows ? last * kTileRows : p.rows;
                  for (int64_t k = 0; k < inner; ++k) {
                    const T* in = p.a + (k0 + k) * p.rows;
+                   // Each row of a is far from the one before: the hardware does not fetch ahead.
+                   if (k + kOuterAhead < inner)
+                     for (int64_t r = row0; r < row1; r += 64 / sizeof(T))
+                       __builtin_prefetch(in + kOuterAhead * p.rows + r);
                    for (int64_t r = row0; r < row1; r += kTileRows) {
                      T* out = a_tiles + (r - row0) * inner + k * kTileRows;
                      if (row1 - r >= kTileRows)
