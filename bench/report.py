@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from .cases import PLAIN, Contender
+
 
 def _ratio(values, digits: int = 2) -> str:
     if values is None:
@@ -80,26 +82,35 @@ SUMMARY = [
 ]
 
 
+def _share_of_memory(row: dict, plain: dict | None) -> str:
+    known = plain and row.get("memory") and plain.get("memory")
+    return f"{row['memory'] / plain['memory']:.2f}" if known else ""
+
+
 def summary(results: dict) -> str:
     """The lines for the README."""
-    threads = max(e["threads"] for e in results["experiments"])
+    counts = sorted({e["threads"] for e in results["experiments"]}, reverse=True)
     shapes = {e["name"]: e["shape"] for e in results["experiments"]}
     lines = [
-        "| job | shape | signal | speed / plain LM | speed / reference | share of the limit |",
-        "|---|---|---|---|---|---|",
+        "| job | shape | signal | threads | speed / plain LM | speed / reference "
+        "| share of the limit | memory / plain LM |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for job, experiment, variant in SUMMARY:
-        row = find(results, experiment, f"fused, {variant}", threads)
-        if row is None:
-            continue
-        lines.append(
-            f"| {job} | {shapes[experiment]} | {variant} | {_ratio(row['to_plain'])} "
-            f"| {_ratio(row['to_reference'])} | {row['share_of_limit'][1]:.0%} |"
-        )
+    for threads in counts:
+        for job, experiment, variant in SUMMARY:
+            row = find(results, experiment, f"fused, {variant}", threads)
+            if row is None:
+                continue
+            plain = find(results, experiment, str(Contender(PLAIN)), threads)
+            lines.append(
+                f"| {job} | {shapes[experiment]} | {variant} | {threads} "
+                f"| {_ratio(row['to_plain'])} | {_ratio(row['to_reference'])} "
+                f"| {row['share_of_limit'][1]:.0%} | {_share_of_memory(row, plain)} |"
+            )
     machine = results["machine"]
     lines += [
         "",
-        f"Medians (quartiles) of interleaved rounds, float32, {threads} threads, {machine['cpu']}, "
+        f"Medians (quartiles) of interleaved rounds, float32, {machine['cpu']}, "
         f"{machine['kernels']} kernels, torch {machine['torch']}.",
     ]
     return "\n".join(lines)

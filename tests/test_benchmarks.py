@@ -48,10 +48,13 @@ def test_the_benchmark_command_writes_its_report(tmp_path):
 
 
 def test_the_readmes_table_is_generated(tmp_path):
-    rows = [{
-        "name": "fused, nll", "who": "fused", "to_plain": [1.0, 1.1, 1.2],
-        "to_reference": [2.0, 2.1, 2.2], "share_of_limit": [0.7, 0.8, 0.9],
-    }]  # fmt: skip
+    rows = [
+        {
+            "name": "fused, nll", "who": "fused", "to_plain": [1.0, 1.1, 1.2],
+            "to_reference": [2.0, 2.1, 2.2], "share_of_limit": [0.7, 0.8, 0.9], "memory": 30.0,
+        },
+        {"name": "plain LM (stock PyTorch)", "who": "plain", "memory": 60.0},
+    ]  # fmt: skip
     results = {
         "machine": {"cpu": "x", "kernels": "avx2", "torch": "2"},
         "experiments": [{"name": "train thesis", "threads": 2, "shape": "B=1", "rows": rows}],
@@ -60,7 +63,7 @@ def test_the_readmes_table_is_generated(tmp_path):
     readme.write_text("a\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nb\n")
     report.write_into_readme(readme, results)
     text = readme.read_text()
-    assert "| train | B=1 | nll | 1.10 (1.00-1.20) | 2.10 (2.00-2.20) | 80% |" in text
+    assert "| train | B=1 | nll | 2 | 1.10 (1.00-1.20) | 2.10 (2.00-2.20) | 80% | 0.50 |" in text
     assert "old" not in text
     assert text.startswith("a\n")
     assert text.endswith("b\n")
