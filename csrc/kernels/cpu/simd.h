@@ -119,14 +119,9 @@ FR_INLINE ReducedExp<T> reduced_exp(Vec<T> x) {
   const Vec<T> shifted = x * T(1.4426950408889634074) + C::kRound;
   const Vec<T> n = shifted - C::kRound;
   const Vec<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;
-  // Taylor series of e^r - 1 = r (1/1! + r (1/2! + r (...))): the remainder is below half an ulp.
-  double factorial = 1;
-  for (int k = 2; k <= C::kTerms; ++k) factorial *= k;
-  Vec<T> series = splat<T>(T(1 / factorial));
-  for (int k = C::kTerms; k > 1; --k) {
-    factorial /= k;
-    series = series * r + T(1 / factorial);
-  }
+  // Taylor series of e^r - 1 = r (1 + r/2 (1 + r/3 (...))): the remainder is below half an ulp.
+  Vec<T> series = splat<T>(T(1));
+  for (int k = C::kTerms; k > 1; --k) series = T(1) + series * r * T(1.0 / k);
   const typename C::Int exponent = __builtin_convertvector(n, typename C::Int) + C::kBias;
   return {series * r, (Vec<T>)(exponent << C::kMantissa)};
 }
