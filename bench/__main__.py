@@ -78,8 +78,9 @@ def chosen(arguments: argparse.Namespace) -> list:
 def save(results: dict, folder: Path) -> None:
     """After every experiment: an interrupted run loses nothing that was measured."""
     folder.mkdir(parents=True, exist_ok=True)
-    order = [e.name for e in EXPERIMENTS + TINY]
-    results["experiments"].sort(key=lambda e: (-e["threads"], order.index(e["name"])))
+    # A resumed run may hold experiments that have since been renamed: they come last.
+    order = {e.name: i for i, e in enumerate(EXPERIMENTS + TINY)}
+    results["experiments"].sort(key=lambda e: (-e["threads"], order.get(e["name"], len(order))))
     (folder / "results.json").write_text(json.dumps(results, indent=1))
     (folder / "results.md").write_text(report.markdown(results))
 

@@ -102,27 +102,28 @@ def share_of_limit(experiments: list[dict], path: Path) -> None:
 def growth(results: dict, path: Path) -> None:
     """Time and memory over each dimension, others fixed."""
     axes_of = results["axes"]
+    points = [p for series in axes_of.values() for line in series.values() for p in line]
+    quantities = {"seconds": "seconds per training step"}
+    if any(p["memory"] is not None for p in points):  # not with --no-memory
+        quantities["memory"] = "extra memory, MB"
     figure, grid = plt.subplots(
-        2, len(axes_of), figsize=(3 * len(axes_of), 5), layout="constrained", squeeze=False,
-        sharey="row",
+        len(quantities), len(axes_of), figsize=(3 * len(axes_of), 2.5 * len(quantities)),
+        layout="constrained", squeeze=False, sharey="row",
     )  # fmt: skip
     for column, (axis_name, series) in enumerate(axes_of.items()):
-        for row, (quantity, label) in enumerate(
-            (("seconds", "seconds per training step"), ("memory", "extra memory, MB"))
-        ):
+        for row, (quantity, label) in enumerate(quantities.items()):
             axis = grid[row][column]
-            for name, points in series.items():
-                known = [p for p in points if p[quantity] is not None]
-                xs = [p["value"] for p in known]
+            for name, line in series.items():
+                values = [p["value"] for p in line]
                 style = "--" if name.startswith("plain") else "o-"
-                axis.plot(xs, [p[quantity] for p in known], style, markersize=3, label=name)
+                axis.plot(values, [p[quantity] for p in line], style, markersize=3, label=name)
             axis.set(xscale="log", yscale="log")
-            axis.set_xticks(xs, [f"{x:,}" for x in xs])
+            axis.set_xticks(values, [f"{x:,}" for x in values])
             axis.yaxis.set_major_formatter("{x:g}")
             axis.minorticks_off()
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
-            if row == 1:
+            if row == len(quantities) - 1:
                 axis.set_xlabel(axis_name)
             if column == 0:
                 axis.set_ylabel(label)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import make_inputs, make_pair
 
-from bench import cases, flops, measure, report
+from bench import cases, flops, measure, plots, report
+from bench.__main__ import save
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,6 +68,25 @@ def test_the_readmes_table_is_generated(tmp_path):
     assert "old" not in text
     assert text.startswith("a\n")
     assert text.endswith("b\n")
+
+
+@pytest.mark.parametrize("megabytes", [10.0, None])
+def test_growth_is_drawn_with_and_without_memory(tmp_path, megabytes):
+    line = [{"value": v, "seconds": v / 100, "memory": megabytes} for v in (1, 10, 100)]
+    plots.growth({"base": "B=1", "axes": {"T": {"fused, nll": line}}}, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 0
+
+
+def test_experiments_of_a_resumed_run_are_saved_in_order(tmp_path):
+    """Also those that have been renamed since: nothing measured is lost."""
+    names = ["of an older run", "read", "train thesis"]
+    experiments = [
+        {"name": n, "shape": "B=1", "threads": 2, "rounds": 1, "gemm_gflops": 1.0, "rows": []}
+        for n in names
+    ]
+    save({"machine": {}, "experiments": experiments}, tmp_path)
+    kept = json.loads((tmp_path / "results.json").read_text())["experiments"]
+    assert [e["name"] for e in kept] == names[::-1]
 
 
 def test_flops_of_the_thesis_shape():
