@@ -98,10 +98,18 @@ class Experiment:
     contenders: tuple[Contender, ...]
     rounds: float = 1.0  # relative to what is asked for: slow ones get fewer
     core: bool = False  # measured with every number of threads, the others with the first only
+    keeps_memory: bool = False  # whether the C library is told to keep memory that was freed
 
     @property
     def shape(self) -> Shape:
         return CASES[self.case]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the process that measures it."""
+        if not self.keeps_memory:
+            return {}
+        return {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**40)}
 
     def without(self, who: str) -> Experiment:
         return replace(self, contenders=tuple(c for c in self.contenders if c.who != who))
@@ -140,6 +148,8 @@ EXPERIMENTS = [
                against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,)), core=True),
     Experiment("train small", "train", "small",
                against_everything(NLL, SURPRISAL, ENTROPY, compiled=(NLL,)), core=True),
+    Experiment("train small, freed memory kept", "train", "small",
+               against_everything(NLL, SURPRISAL), core=True, keeps_memory=True).without(REFERENCE),
     Experiment("train wide-vocab", "train", "wide-vocab", against_everything(NLL, ENTROPY)),
     Experiment("train long", "train", "long", against_everything(NLL), 0.5),
     Experiment("train MC Dropout", "train", "thesis", against_everything(MC, SHARED), 0.5),

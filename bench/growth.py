@@ -28,28 +28,29 @@ def at(axis: str, value: int, contender: Contender) -> tuple[Contender, Shape]:
 
 
 def run(rounds: int, memory: bool) -> dict:
-    results = {"base": str(BASE), "axes": {}}
-    for axis, values in AXES.items():
-        contenders = MIXTURES if axis == "K" else CONTENDERS
-        series = {str(c).split(", K=")[0]: [] for c in contenders}
-        jobs = {
-            (i, v): make_job(*at(axis, v, c), "train")
-            for i, c in enumerate(contenders)
-            for v in values
-        }
-        times, _ = measure.interleave(jobs, rounds, f"growth over {axis}")
-        for (i, value), seconds in times.items():
-            name = list(series)[i]
-            megabytes = (
-                measure.memory_in_a_fresh_process("growth", f"{axis}/{value}/{i}")
-                if memory
-                else None
-            )
-            series[name].append(
-                {"value": value, "seconds": statistics.median(seconds), "memory": megabytes}
-            )
-        results["axes"][axis] = series
-    return results
+    axes = {axis: measure.in_a_fresh_process(_run, axis, rounds, memory) for axis in AXES}
+    return {"base": str(BASE), "axes": axes}
+
+
+def _run(axis: str, rounds: int, memory: bool) -> dict[str, list[dict]]:
+    """A list of points for each contender."""
+    contenders = MIXTURES if axis == "K" else CONTENDERS
+    series = {str(c).split(", K=")[0]: [] for c in contenders}
+    jobs = {
+        (i, v): make_job(*at(axis, v, c), "train")
+        for i, c in enumerate(contenders)
+        for v in AXES[axis]
+    }
+    times, _ = measure.interleave(jobs, rounds, f"growth over {axis}")
+    for (i, value), seconds in times.items():
+        name = list(series)[i]
+        megabytes = (
+            measure.memory_in_a_fresh_process("growth", f"{axis}/{value}/{i}") if memory else None
+        )
+        series[name].append(
+            {"value": value, "seconds": statistics.median(seconds), "memory": megabytes}
+        )
+    return series
 
 
 def job_for_memory(spec: str):

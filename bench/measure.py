@@ -13,6 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from unittest.mock import patch
 
 import torch
 from tqdm import tqdm
@@ -89,6 +92,26 @@ def peak_megabytes() -> float:
     with open("/proc/self/status") as f:
         line = next(line for line in f if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
+
+
+def in_a_fresh_process(f: Callable, *arguments, environment: dict | None = None):
+    """f(*arguments) with this process's threads and device, but not its past: what the allocator
+    has done before decides, among other things, how many page faults the plain LM has."""
+    with (
+        patch.dict("os.environ", environment or {}),
+        ProcessPoolExecutor(1, get_context("spawn"), _as_here, _settings()) as process,
+    ):
+        return process.submit(f, *arguments).result()
+
+
+def _settings() -> tuple:
+    return torch.get_num_threads(), str(torch.get_default_device())
+
+
+def _as_here(threads: int, device: str) -> None:
+    torch.set_num_threads(threads)
+    if device != "cpu":
+        torch.set_default_device(device)
 
 
 def memory_in_a_fresh_process(case: str, contender: str) -> float | None:

@@ -72,6 +72,7 @@ SUMMARY = [
     ("train", "train exact", "nll, exact gradient"),
     ("train", "train small", "nll"),
     ("train", "train small", "surprisal"),
+    ("train", "train small, freed memory kept", "nll"),
     ("train", "train wide-vocab", "nll"),
     ("train", "train long", "nll"),
     ("evaluate", "evaluate thesis", "nll"),
@@ -85,6 +86,12 @@ SUMMARY = [
 def _share_of_memory(row: dict, plain: dict | None) -> str:
     known = plain and row.get("memory") and plain.get("memory")
     return f"{row['memory'] / plain['memory']:.2f}" if known else ""
+
+
+def _remark(experiment: str) -> str:
+    """What a name says behind its comma."""
+    _, _, remark = experiment.partition(", ")
+    return f" ({remark})" if remark else ""
 
 
 def summary(results: dict) -> str:
@@ -103,7 +110,7 @@ def summary(results: dict) -> str:
                 continue
             plain = find(results, experiment, str(Contender(PLAIN)), threads)
             lines.append(
-                f"| {job} | {shapes[experiment]} | {variant} | {threads} "
+                f"| {job} | {shapes[experiment]}{_remark(experiment)} | {variant} | {threads} "
                 f"| {_ratio(row['to_plain'])} | {_ratio(row['to_reference'])} "
                 f"| {row['share_of_limit'][1]:.0%} | {_share_of_memory(row, plain)} |"
             )

@@ -14,6 +14,12 @@ from .contenders import make_job, tokens_per_call
 
 
 def run(experiment: Experiment, rounds: int, memory: bool) -> dict:
+    return measure.in_a_fresh_process(
+        _run, experiment, rounds, memory, environment=experiment.environment
+    )
+
+
+def _run(experiment: Experiment, rounds: int, memory: bool) -> dict:
     shape = experiment.shape
     rounds = max(2, round(rounds * experiment.rounds))
     torch._dynamo.reset()  # compiled for this shape, not for a general one

@@ -91,7 +91,7 @@ def test_what_a_job_has_found_is_asked_for_the_next(tmp_path):
         found = [Measurement("first", {}, (), lambda folders, data: {"value": 3})]
         if (row := result(tmp_path, "first")) is not None:
             value = row["value"]
-            found.append(Measurement("second", {}, ("first",), lambda f, d: {"value": value + 1}))
+            found.append(Measurement("second", {}, (), lambda f, d: {"value": value + 1}))
         return found
 
     rows = work(jobs_so_far, tmp_path, tmp_path, say=quiet)
@@ -104,6 +104,18 @@ def test_a_run_that_diverges_is_a_result_and_what_needs_it_is_left_out(text, tmp
     rows = work(lambda: wanted, tmp_path, text, say=quiet)
     assert [row["status"] for row in rows] == ["diverged"]
     assert "not finite" in rows[0]["error"] or "nan" in rows[0]["error"]
+
+
+def test_a_result_may_be_kept_without_its_model(text, tmp_path):
+    """What would be measured on the model is left out then."""
+    training = Training("a", tiny())
+    work(lambda: [training], tmp_path, text, say=quiet)
+    wanted = [training, Measurement("on it", {}, (training.name,), lambda f, d: {})]
+    model = tmp_path / training.name / "best.safetensors"
+    model.rename(tmp_path / "elsewhere")
+    assert [row["name"] for row in work(lambda: wanted, tmp_path, text, say=quiet)] == ["a.seed1"]
+    (tmp_path / "elsewhere").rename(model)
+    assert len(work(lambda: wanted, tmp_path, text, say=quiet)) == 2
 
 
 def test_a_folder_with_other_settings_is_refused(text, tmp_path):
@@ -251,6 +263,7 @@ def test_the_study_compares_exact_with_detached_gradients(tmp_path):
     assert sorted(n for n in names if n.startswith(study.EXACT)) == [
         f"{study.EXACT}.seed{n}" for n in (1, 2, 3)
     ]
+    assert names.index(f"{study.WITHOUT}.seed1") < names.index(f"{BASELINE}.seed2")
     found = {
         name: [{"seed": seed, "test_perplexity": first + seed} for seed in seeds]
         for name, first, seeds in (
@@ -311,11 +324,18 @@ def test_the_recoder_is_taken_off_and_put_on(text, tmp_path, monkeypatch):
     [
         (["nonsense"], "experiment must be of"),
         (["samples", "--seeds", "0"], "--seeds must be at least 1"),
+        (["samples", "--epochs", "0"], "--epochs must be at least 1"),
     ],
 )
 def test_mistakes_are_answered_in_a_sentence(text, tmp_path, capsys, arguments, message):
     assert reproduce(text, *arguments, "--out", tmp_path / "out") == 1
     assert message in capsys.readouterr().err
+
+
+def test_runs_can_be_shorter_than_their_scale_says(text, tmp_path):
+    short = ("theorems", "--scale", "smoke", "--epochs", 1, "--out", tmp_path)
+    assert reproduce(text, *short) == 0
+    assert result(tmp_path, "baseline.seed1")["epochs"] == 1
 
 
 def test_every_experiment_is_offered():

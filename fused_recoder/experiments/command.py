@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import interventions, signal_shape, study, study_report, theorems
@@ -58,6 +58,7 @@ def add_parser(commands) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the jobs and results")
     parser.add_argument("--scale", choices=list(SCALES), default="smoke", help="size of the models")
     parser.add_argument("--seeds", type=int, help="runs per model; 4, or 2 at scale smoke")
+    parser.add_argument("--epochs", type=int, help="of a training run, instead of the scale's")
     parser.add_argument(
         "--agreement", type=Path,
         help=f"folder with giulianelli/ and gulordava/, for {INTERVENTIONS}; the text should cover "
@@ -72,13 +73,16 @@ def add_parser(commands) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.experiments if name not in EXPERIMENTS]:
         raise ValueError(f"experiment must be of {list(EXPERIMENTS)}, got {unknown}")
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
+    for name in ("seeds", "epochs"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     names = arguments.experiments or [name for name in EXPERIMENTS if name != INTERVENTIONS]
     if INTERVENTIONS in names and arguments.agreement is None:
         raise ValueError(f"{INTERVENTIONS} needs --agreement, the folder of the agreement sets")
     scale, out, data = SCALES[arguments.scale], arguments.out, arguments.data
     seeds = arguments.seeds or scale.seeds
+    if arguments.epochs:
+        scale = replace(scale, plain=scale.plain.replace(epochs=arguments.epochs))
     if scale.lines is not None:
         data = first_lines(data, scale.lines, out)
     say = functools.partial(print, flush=True)

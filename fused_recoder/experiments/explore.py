@@ -19,6 +19,7 @@ def explore(scale: Scale, seeds: int) -> Table:
         "h and c, learned, exact gradient": gold("nll", "learned", exact=True),
         "h, learned": gold("nll", "learned", "h"),
         "c, learned": gold("nll", "learned", "c"),
+        "h and c, predicted": gold("nll", "predicted"),
         "h and c, 0.1": gold("nll", 0.1),
         "h and c, 0.3": gold("nll", 0.3),
         "h and c, 0.3, exact gradient": gold("nll", 0.3, exact=True),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..training import Config, NonFiniteError, Trainer
-from ..training.evaluation import CHECKPOINT
+from ..training.evaluation import BEST, CHECKPOINT
 from ..training.files import atomic_file, fcntl
 
 RESULT = "result.json"
@@ -115,8 +115,8 @@ def work(
 ) -> list[dict]:
     """Does all jobs that `jobs()` names; asked again after each, as later ones may depend on it.
 
-    Returns the results, in the order of the jobs. A job whose models could not be trained is left
-    out.
+    Returns the results, in the order of the jobs. A job whose models could not be trained, or are
+    no longer in their folders, is left out.
     """
     out.mkdir(parents=True, exist_ok=True)
     while True:
@@ -134,9 +134,11 @@ def work(
 
 
 def _can(job: Job, out: Path) -> bool:
-    """False if what it needs has failed."""
-    needed = [result(out, name) for name in job.needs]
-    return not any(row is not None and row["status"] != "finished" for row in needed)
+    """False if what it needs has failed, or is gone: results may be kept without their models."""
+    needed = {name: row for name in job.needs if (row := result(out, name)) is not None}
+    return all(
+        row["status"] == "finished" and (out / name / BEST).exists() for name, row in needed.items()
+    )
 
 
 def _try(job: Job, out: Path, data: Path, say) -> bool:

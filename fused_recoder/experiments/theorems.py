@@ -30,7 +30,7 @@ AT, LATER_STEPS = 10, 10  # the recoded time step of the second theorem, and how
 def measure(folders: list[Path], data: Path) -> dict:
     loaded = load_model(folders[0])
     tokens = Corpus(data, vocabulary=loaded.vocabulary)["valid"]
-    inputs, targets = windows(tokens, min(40, len(tokens) // 40), 30)
+    inputs, targets = windows(tokens, max(2, min(40, len(tokens) // 40)), 30)
     first = []
     for name, signal in SIGNALS.items():
         steps = {f"{step:g}": step for step in STEPS}
@@ -41,7 +41,7 @@ def measure(folders: list[Path], data: Path) -> dict:
             row = signal_change(loaded.model, signal(), step, ("h",), inputs, targets)
             first.append({"signal": name, "step": label, **row})
     # One position of every sequence counts here, so there are more of them.
-    inputs, targets = windows(tokens, min(400, len(tokens) // 40), AT + LATER_STEPS + 1)
+    inputs, targets = windows(tokens, max(2, min(400, len(tokens) // 40)), AT + LATER_STEPS + 1)
     second = [
         {"signal": name, "step": step, "others": others, **row}
         for name, step in LATER.items()

@@ -222,7 +222,6 @@ FR_INLINE void block_softmax(const StreamDecode<T>& p, const BlockChunk<T>& c, i
     c.maxima[b] = maximum;
   }
   Vec<T> total{};
-#pragma GCC unroll 2
   for (int64_t j = 0; j < words; j += kLanes<T>) {
     const Vec<T> e = exp<T>(shifted(row, j, kLanes<T>, c.maxima[b]));
     store(row + j, e);
