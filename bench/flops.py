@@ -24,7 +24,7 @@ def signal(contender: Contender, shape: Shape) -> float:
     if v.signal == "none" or contender.who == PLAIN:
         return 0
     if v.signal == "mc_dropout" and v.mask == "shared":
-        return 2 * D * (1 + min(v.p, 1 - v.p) * v.K) + sweep
+        return 2 * D * min(1 + min(v.p, 1 - v.p) * v.K, v.K) + sweep
     # An ensemble with mean logits is one decoder: the mean of its members'.
     decoders = 1 if v.predict == "mean_logits" else v.K
     return 2 * D * decoders + sweep

@@ -209,22 +209,39 @@ def test_a_variational_rnn_of_one_sample_that_drops_nothing_is_the_entropy():
     equal_to_entropy(fr.signals.Variational(1, 0.0), None)
 
 
-def test_blocks_of_instances_give_what_one_block_gives():
+def equal_to_the_oracle(kind, B, vocab, hidden=4):
+    """One step of a batch, signal and recoded states."""
+    decoder = torch.nn.Linear(hidden, vocab, dtype=torch.float64)
+    fused, oracle = (
+        make(3, hidden, decoder=decoder, signal=kind, dtype=torch.float64)
+        for make in (fr.FusedRecodingLSTM, fr.reference.RecodingLSTM)
+    )
+    oracle.load_state_dict(fused.state_dict())
+    x = torch.randn(1, B, 3, dtype=torch.float64)
+    with torch.no_grad():
+        results = []
+        for rnn in (fused, oracle):
+            torch.manual_seed(0)
+            results.append(rnn(x, return_trace=True))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", ["unit", "shared"])
+def test_blocks_of_instances_give_what_one_block_gives(mask):
     """K * B * V is above what is held at a time, so the batch is taken in blocks."""
-    K, B, vocab = 40, 24, 9001
-    for mask in ("unit", "shared"):
-        decoder = torch.nn.Linear(4, vocab, dtype=torch.float64)
-        kind = fr.signals.MCDropout(K, 0.3, mask)
-        fused = fr.FusedRecodingLSTM(3, 4, decoder=decoder, signal=kind, dtype=torch.float64)
-        oracle = fr.reference.RecodingLSTM(3, 4, decoder=decoder, signal=kind, dtype=torch.float64)
-        oracle.load_state_dict(fused.state_dict())
-        x = torch.randn(1, B, 3, dtype=torch.float64)
-        with torch.no_grad():
-            results = []
-            for rnn in (fused, oracle):
-                torch.manual_seed(0)
-                results.append(rnn(x, return_trace=True))
-        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+    equal_to_the_oracle(fr.signals.MCDropout(40, 0.3, mask), B=24, vocab=9001)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7])
+@pytest.mark.parametrize("p", [0.1, 0.21, 0.45, 0.6, 0.9])
+def test_shared_masks_through_lists_and_through_whole_products(samples, p):
+    """Few samples are multiplied as a whole, more through the columns they drop or keep."""
+    equal_to_the_oracle(fr.signals.MCDropout(samples, p, "shared"), B=7, vocab=1301, hidden=37)
+
+
+def test_few_samples_of_shared_masks_in_blocks():
+    """All instances of all blocks have the mask of the first."""
+    equal_to_the_oracle(fr.signals.MCDropout(2, 0.45, "shared"), B=5, vocab=1_000_003)
 
 
 # --------------------------------------------------------------------------------- the masks

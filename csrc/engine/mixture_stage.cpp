@@ -96,7 +96,7 @@ class MixtureStage : public SignalStage<S> {
   }
 };
 
-// A mask per instance, step and sample: K rows per instance through one decoder.
+// A mask per instance (or one for all), step and sample: K rows per instance through one decoder.
 template <typename S>
 class UnitMasks final : public MixtureStage<S> {
   using typename MixtureStage<S>::A;
@@ -119,7 +119,8 @@ class UnitMasks final : public MixtureStage<S> {
     p.units = s.H;
     p.dropout = s.sample_dropout();
     p.time = this->time(t);
-    p.first_row = static_cast<uint32_t>(b);
+    p.shared = shared();
+    p.first_row = static_cast<uint32_t>(shared() ? 0 : b);
     p.in = top + b * s.H;
     p.out = masked();
     this->kernels.mask_rows(this->launch, p);
@@ -134,11 +135,14 @@ class UnitMasks final : public MixtureStage<S> {
     p.units = s.H;
     p.dropout = s.sample_dropout();
     p.time = this->time(t);
-    p.first_row = static_cast<uint32_t>(b);
+    p.shared = shared();
+    p.first_row = static_cast<uint32_t>(shared() ? 0 : b);
     p.in = back();
     p.out = this->dh(b);
     this->kernels.mask_sum(this->launch, p);
   }
+
+  bool shared() const { return s.options.mixture == MixtureKind::kSharedMasks; }
 
   ConstantMatrix<S> to_vocab, to_hidden;
   Buffer<S> masked;  // [K,block,H]
@@ -160,7 +164,11 @@ class SharedMasks final : public MixtureStage<S> {
         transposed(s.decoders[0].weight.t().contiguous()),
         scratch({K + 1, this->block, s.H}, s.input.options()),
         units({K, s.H}, s.input.options().dtype(at::kInt)),
-        counts({K}, s.input.options().dtype(at::kInt)) {}
+        counts({K}, s.input.options().dtype(at::kInt)) {
+    if (!lists().dropped) return;
+    to_hidden = ConstantMatrix<S>(s.decoders[0].weight, false, s.T, this->block);
+    u_sum = Buffer<S>({this->block, s.V}, s.input.options());
+  }
 
  private:
   void decode(int64_t t, const S* top, int64_t b, int64_t rows) override {
@@ -179,7 +187,12 @@ class SharedMasks final : public MixtureStage<S> {
     this->kernels.shared_decode(this->launch, p);
   }
 
+  void complete(MixtureSignal<S>& p) override {
+    if (lists().dropped && p.direction != nullptr) p.direction_sum = u_sum();
+  }
+
   void decode_back(int64_t, int64_t b, int64_t rows) override {
+    if (lists().dropped) to_hidden.multiply(rows, u_sum(), this->dh(b));
     SharedDecodeBack<S> p{};
     p.samples = K;
     p.rows = rows;
@@ -188,7 +201,6 @@ class SharedMasks final : public MixtureStage<S> {
     p.lists = lists();
     p.u = this->logits();
     p.weight_t = transposed.template const_data_ptr<S>();
-    p.u_sum = this->log_mean();  // no longer needed
     p.dh = this->dh(b);
     this->kernels.shared_decode_back(this->launch, p);
   }
@@ -218,8 +230,9 @@ class SharedMasks final : public MixtureStage<S> {
     }
   }
 
-  ConstantMatrix<S> to_vocab;
+  ConstantMatrix<S> to_vocab, to_hidden;
   at::Tensor transposed;   // [H,V]
+  Buffer<S> u_sum;         // [block,V]
   Buffer<S> scratch;       // [K+1,block,H]
   Buffer<int32_t> units;   // [K,H]
   Buffer<int32_t> counts;  // [K]
@@ -515,6 +528,14 @@ class Heads final : public MixtureStage<S> {
   std::vector<ConstantMatrix<S>> to_vocab, to_hidden;
 };
 
+// Whether listed columns are less to multiply than K whole products: with one sample (or two, and
+// a large p) they are not. Products with lists are slower by about a quarter.
+bool lists_pay(const Sequence& s) {
+  const double p = s.options.sample_p, K = s.options.samples;
+  const double columns = p <= 0.5 ? 1 + K * p : K * (1 - p);  // in units of all columns
+  return 1.25 * columns < K;
+}
+
 }  // namespace
 
 template <typename S>
@@ -523,6 +544,7 @@ std::unique_ptr<SignalStage<S>> make_mixture_stage(const Sequence& s) {
     case MixtureKind::kUnitMasks:
       return std::make_unique<UnitMasks<S>>(s);
     case MixtureKind::kSharedMasks:
+      if (!lists_pay(s)) return std::make_unique<UnitMasks<S>>(s);
       if (kernels_for<S>(s.input.device()).shared_decode == nullptr)
         return std::make_unique<GatheredMasks<S>>(s);
       return std::make_unique<SharedMasks<S>>(s);

@@ -284,6 +284,7 @@ struct MaskRows {
   int64_t samples, rows, units;
   Dropout dropout;
   uint32_t time, first_sample, first_row;
+  bool shared;  // all rows have the mask of the first
   const S* in;  // [B,units]
   S* out;       // [K,B,units]; may be the memory of `in` if K = 1
 };
@@ -295,6 +296,7 @@ struct MaskSum {
   int64_t samples, rows, units;
   Dropout dropout;
   uint32_t time, first_row;
+  bool shared;  // as in MaskRows
   const A* in;  // [K,B,units]
   A* out;       // [B,units]
 };
@@ -330,8 +332,7 @@ struct SharedDecodeBack {
   UnitLists lists;
   const S* u;         // [K,B,V]
   const S* weight_t;  // [H,V]
-  S* u_sum;           // [B,V] scratch
-  A* dh;              // [B,H] out
+  A* dh;              // [B,H] in, if the lists are of dropped units: (sum_k u_k) W; out
 };
 
 // The same through plain matrix products, for devices whose libraries multiply best: the listed

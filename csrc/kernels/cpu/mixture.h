@@ -127,8 +127,8 @@ void mask_rows(const Launch& launch, const MaskRows<T>& p) {
       const T* in = p.in + b * H;
       T* out = p.out + r * H;
       for_each_vector<T>(H, [&](int64_t j, int n) {
-        const Vec<T> factor =
-            dropout_factor<T>(p.dropout, p.time, p.first_row + b, j, p.first_sample + k);
+        const Vec<T> factor = dropout_factor<T>(p.dropout, p.time, p.first_row + (p.shared ? 0 : b),
+                                                j, p.first_sample + k);
         store(out + j, load(in + j, n) * factor, n);
       });
     }
@@ -145,9 +145,9 @@ void mask_sum(const Launch& launch, const MaskSum<T>& p) {
       for (int64_t k = 0; k < p.samples; ++k) {
         const T* in = p.in + (k * p.rows + b) * H;  // [H]
         for_each_vector<T>(H, [&](int64_t j, int n) {
-          const Vec<T> factor =
-              dropout_factor<T>(p.dropout, p.time, static_cast<uint32_t>(p.first_row + b), j,
-                                static_cast<uint32_t>(k));
+          const Vec<T> factor = dropout_factor<T>(
+              p.dropout, p.time, static_cast<uint32_t>(p.first_row + (p.shared ? 0 : b)), j,
+              static_cast<uint32_t>(k));
           store(out + j, load(out + j, n) + load(in + j, n) * factor, n);
         });
       }

@@ -153,48 +153,34 @@ template <typename T>
 void shared_decode_back(const Launch& launch, const SharedDecodeBack<T>& p) {
   const int64_t K = p.samples, B = p.rows, H = p.hidden, V = p.vocab;
   const bool dropped = p.lists.dropped;
-  if (dropped)
-    parallel(launch, B, grain_of(K * V), [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) {
-        T* total = p.u_sum + b * V;
-        memcpy(total, p.u + b * V, V * sizeof(T));
-        for (int64_t k = 1; k < K; ++k) {
-          const T* u = p.u + (k * B + b) * V;
-          for_each_vector<T>(V, [&](int64_t j, int n) {
-            store(total + j, load(total + j, n) + load(u + j, n), n);
-          });
-        }
-      }
-    });
   const DotTiles<T> tiles;
   const T sign = T(dropped ? -p.lists.scale : p.lists.scale);
   // Each thread has units of its own, so every element of dh is summed by one thread in one order.
   parallel(launch, H, grain_of(B * V), [&](int64_t begin, int64_t end) {
-    for (int64_t b = 0; b < B; ++b) memset(p.dh + b * H + begin, 0, (end - begin) * sizeof(T));
+    for (int64_t b = 0; b < B; ++b) {
+      T* dh = p.dh + b * H + begin;
+      const int64_t count = end - begin;
+      if (dropped)
+        for_each_vector<T>(
+            count, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) * T(p.lists.scale), n); });
+      else
+        memset(dh, 0, count * sizeof(T));
+    }
     for (int64_t v = 0; v < V; v += kDotBlock<T>) {
       const int64_t size = V - v < kDotBlock<T> ? V - v : kDotBlock<T>;
-      const auto add = [&](const T* u, const int32_t* units, int64_t count, T factor) {
-        for (int64_t r = 0; r < B; r += kDotRows)
-          for (int64_t i = 0; i < count; i += kDotUnits) {
-            const int64_t rows = B - r < kDotRows ? B - r : kDotRows;
-            const int64_t n = count - i < kDotUnits ? count - i : kDotUnits;
-            tiles.table[rows][n](size, u + r * V + v, V, p.weight_t + v, V, units + i, factor,
-                                 p.dh + r * H, H);
-          }
-      };
-      if (dropped)
-        for (int64_t j = begin; j < end; j += 64) {
-          int32_t all[64];
-          const int64_t count = end - j < 64 ? end - j : 64;
-          for (int64_t i = 0; i < count; ++i) all[i] = static_cast<int32_t>(j + i);
-          add(p.u_sum, all, count, T(p.lists.scale));
-        }
       for (int64_t k = 0; k < K; ++k) {
         const int32_t* units = p.lists.units + k * H;
         int64_t first = 0, last = p.lists.counts[k];
         while (first < last && units[first] < begin) ++first;
         while (last > first && units[last - 1] >= end) --last;
-        add(p.u + k * B * V, units + first, last - first, sign);
+        const T* u = p.u + k * B * V + v;
+        for (int64_t r = 0; r < B; r += kDotRows)
+          for (int64_t i = first; i < last; i += kDotUnits) {
+            const int64_t rows = B - r < kDotRows ? B - r : kDotRows;
+            const int64_t count = last - i < kDotUnits ? last - i : kDotUnits;
+            tiles.table[rows][count](size, u + r * V, V, p.weight_t + v, V, units + i, sign,
+                                     p.dh + r * H, H);
+          }
       }
     }
   });

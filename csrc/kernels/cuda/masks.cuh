@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kUnitThreads) mask_rows_kernel(const MaskRows<
   for (int j = first_quad(); j < units; j += quad_stride()) {
     A value[kQuad], factor[kQuad];
     load_quad<kAlign>(value, in + j, units - j);
-    dropout_factors(factor, p.dropout, p.time, p.first_row + row, j, p.first_sample + sample);
+    dropout_factors(factor, p.dropout, p.time, p.first_row + (p.shared ? 0 : row), j,
+                    p.first_sample + sample);
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) value[k] *= factor[k];
     store_quad<kAlign>(out + j, value, units - j);
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kUnitThreads) mask_sum_kernel(const MaskSum<A>
     for (int64_t sample = 0; sample < p.samples; ++sample) {
       A value[kQuad], factor[kQuad];
       load_quad<kAlign>(value, p.in + (sample * p.rows + row) * units + j, units - j);
-      dropout_factors(factor, p.dropout, p.time, p.first_row + row, j, sample);
+      dropout_factors(factor, p.dropout, p.time, p.first_row + (p.shared ? 0 : row), j, sample);
 #pragma unroll
       for (int k = 0; k < kQuad; ++k) sum[k] += value[k] * factor[k];
     }
@@ -71,7 +72,8 @@ void mask_rows(const Launch& launch, const MaskRows<S>& p) {
 template <typename S>
 void mask_sum(const Launch& launch, const MaskSum<S>& p) {
   using A = typename AccumulateIn<S>::type;
-  const MaskSum<A> same{p.samples, p.rows, p.units, p.dropout, p.time, p.first_row, p.in, p.out};
+  const MaskSum<A> same{p.samples,   p.rows,   p.units, p.dropout, p.time,
+                        p.first_row, p.shared, p.in,    p.out};
   launch_mask_sum(static_cast<cudaStream_t>(launch.stream), same, plan_units(p.units, false));
 }
 
