@@ -160,7 +160,7 @@ EXPERIMENTS = [
                (*against_everything(EXACT, EXACT_ENTROPY), Contender(FUSED, NLL))),
     Experiment("evaluate thesis", "evaluate", "thesis", against_everything(NLL, ENTROPY),
                core=True),
-    Experiment("evaluate MC shared", "evaluate", "thesis", sweep(SHARED, (1, 5, 10, 25, 50)), 0.5),
+    Experiment("evaluate MC shared", "evaluate", "thesis", sweep(SHARED, (1, 5, 10, 25, 50))),
     Experiment("evaluate MC unit", "evaluate", "thesis", sweep(MC, (1, 5, 10, 25, 50)), 0.3),
     Experiment("evaluate MC weight", "evaluate", "thesis", sweep(WEIGHT, (1, 5, 10)), 0.3),
     Experiment("evaluate ensemble", "evaluate", "thesis", sweep(ENSEMBLE, (1, 5, 10, 25)), 0.3),
