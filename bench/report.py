@@ -73,6 +73,7 @@ SUMMARY = [
     ("train", "train small", "nll"),
     ("train", "train small", "surprisal"),
     ("train", "train small, freed memory kept", "nll"),
+    ("train", "train small, freed memory kept", "surprisal"),
     ("train", "train wide-vocab", "nll"),
     ("train", "train long", "nll"),
     ("evaluate", "evaluate thesis", "nll"),
