@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,15 +201,3 @@ def test_sentences_are_split_and_lower_case():
         '" why ? " he asked .',
         "we're done .",
     ]
-
-
-PTB = Path(os.environ.get("FUSED_RECODER_DATA", "/nowhere")) / "ptb"
-
-
-@pytest.mark.skipif(not PTB.is_dir(), reason="needs FUSED_RECODER_DATA/ptb, which is not free")
-def test_penn_treebank_has_its_known_counts():
-    corpus = Corpus(PTB)
-    assert len(corpus.vocabulary) == 10_000
-    counts = [len(corpus[split]) - 1 for split in ("train", "valid", "test")]
-    assert counts == [929_589, 73_760, 82_430]
-    assert corpus.vocabulary.words[24] == "<eos>"  # at the end of the first line
