@@ -62,13 +62,25 @@ def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: 
         about[name] = seconds(f)
     times = {name: [] for name in contenders}
     gemm = {name: [] for name in contenders}
-    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
+    large = large_gemms()
     for _ in tqdm(range(rounds), desc=label, leave=False):
         for name, f in contenders.items():
             # The best of three: the limit is what undisturbed arithmetic reaches at this moment.
-            gemm[name].append(min(seconds(lambda: torch.mm(a, a)) for _ in range(3)))
+            gemm[name].append(min(seconds(multiply) for multiply in large for _ in range(3)))
             times[name].append(steady_seconds(f, about[name]))
     return times, gemm
+
+
+def large_gemms() -> list[Callable[[], object]]:
+    """Ways to multiply two large matrices. The limit is the fastest: MKL, which `torch.mm` takes,
+    leaves AVX-512 unused on some machines, and oneDNN does not."""
+    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
+    found = [lambda: torch.mm(a, a)]
+    if not on_gpu() and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(a, LARGE_GEMM)
+        linear = torch.ops.mkldnn._linear_pointwise
+        found.append(lambda: linear(a, packed, None, "none", [], ""))
+    return found
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:

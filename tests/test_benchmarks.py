@@ -143,3 +143,14 @@ def test_backward_kernels(benchmark):
 def test_mask_kernel(benchmark):
     seed = torch.tensor([1])
     benchmark(torch.ops.fused_recoder.dropout_mask, seed, 0, 0, 0.2, 0, 35, 64, 650, torch.float32)
+
+
+def test_all_large_products_are_whole_ones(monkeypatch):
+    monkeypatch.setattr(measure, "LARGE_GEMM", 40)
+    torch.manual_seed(0)
+    products = [multiply() for multiply in measure.large_gemms()]
+    torch.manual_seed(0)
+    a = torch.randn(40, 40).double()
+    torch.testing.assert_close(products[0].double(), a @ a, rtol=1e-4, atol=1e-4)
+    for product in products[1:]:  # of a linear map, which transposes its weight
+        torch.testing.assert_close(product.double(), a @ a.t(), rtol=1e-4, atol=1e-4)
