@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if FR_VECTOR_BYTES >= 32
+#include <immintrin.h>
+#endif
 
 #include "../kernels.h"
 
@@ -58,6 +61,16 @@ FR_INLINE void store(T* p, Vec<T> v) {
 template <typename T>
 FR_INLINE Vec<T> load(const T* p, int n, T fill = T(0)) {
   if (n == kLanes<T>) return load(p);
+#if FR_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), (1u << n) - 1, p);
+  if constexpr (sizeof(T) == 8) return _mm512_mask_loadu_pd(_mm512_set1_pd(fill), (1u << n) - 1, p);
+#elif FR_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+    return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(p, mask), (__m256)mask);
+  }
+#endif
   T lanes[kLanes<T>];
   for (int i = 0; i < kLanes<T>; ++i) lanes[i] = i < n ? p[i] : fill;
   return load(lanes);
@@ -66,6 +79,10 @@ FR_INLINE Vec<T> load(const T* p, int n, T fill = T(0)) {
 template <typename T>
 FR_INLINE void store(T* p, Vec<T> v, int n) {
   if (n == kLanes<T>) return store(p, v);
+#if FR_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(p, (1u << n) - 1, v);
+  if constexpr (sizeof(T) == 8) return _mm512_mask_storeu_pd(p, (1u << n) - 1, v);
+#endif
   T lanes[kLanes<T>];
   store(lanes, v);
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
@@ -74,6 +91,15 @@ FR_INLINE void store(T* p, Vec<T> v, int n) {
 template <typename T>
 FR_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};  // one broadcast; x + 0 would really be added, for the sake of -0
+}
+
+// The value in a register: the compiler would rather load it again wherever it is used.
+template <typename T>
+FR_INLINE Vec<T> in_register(Vec<T> v) {
+#ifdef __x86_64__
+  asm("" : "+v"(v));
+#endif
+  return v;
 }
 
 template <typename T>
