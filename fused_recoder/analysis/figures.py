@@ -51,7 +51,8 @@ def draw_sentence(by_model: dict[str, SentenceNumbers], path: Path) -> list[Path
         words = [f"{t.text}*" if t.unknown else t.text for t in first.tokens]
         last.set_xticks(range(len(words)), words, rotation=30, ha="right")
         for axis in axes[:, 0]:
-            axis.set_ylim(bottom=0)
+            low, high = axis.get_ylim()
+            axis.set_ylim(bottom=min(low, -0.02 * high))  # 0 is seen, and points at 0 whole
             axis.grid(axis="x", visible=False)
         paths = [path.with_suffix(f".{kind}") for kind in ("png", "svg")]
         for each in paths:
