@@ -151,7 +151,7 @@ def test_a_killed_reproduction_goes_on(text, tmp_path):
     assert killed["test_perplexity"] == whole["test_perplexity"]
     assert "Theorem 1" in output
     guaranteed = [r for r in result(tmp_path / "whole", "theorems")["first"] if "1/L" in r["step"]]
-    assert len(guaranteed) == 3
+    assert len(guaranteed) == 6
     assert all(row["not_raised"] == 1.0 for row in guaranteed)
 
 

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ def with_recoder(
 ) -> fr.RecodingLanguageModel:
     """A copy of a model in this precision, with this recoder."""
     rnn = model.rnn
+    ensemble = isinstance(model.decoder, fr.EnsembleDecoder)
     new = fr.RecodingLanguageModel(
         model.encoder.num_embeddings,
         rnn.input_size,
@@ -40,6 +43,7 @@ def with_recoder(
         step=step,
         states=states,
         bias=rnn.bias,
+        decoder=copy.deepcopy(model.decoder).to(dtype) if ensemble else None,
         dtype=dtype,
     )
     load_weights(new, model.state_dict(), other_recoder=True)
@@ -61,6 +65,7 @@ def signal_change(
         "not_raised": (after <= allowed).double().mean().item(),
         "mean_change": (after - before).mean().item(),
         "mean_delta": before.mean().item(),
+        "mean_delta_after": after.mean().item(),
         "mean_step": trace.step_size.mean().item(),
     }
 

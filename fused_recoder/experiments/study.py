@@ -15,15 +15,13 @@ from .adapting import dynamic_evaluation
 from .jobs import Job, Measurement, Training, result
 from .scales import Scale
 from .signal_shape import inference_jobs
-from .variants import BASELINE, ensemble, gold, mc_dropout
+from .variants import BASELINE, SIMILAR_PRIOR, ensemble, gold, mc_dropout
 
 HYPOTHESIS = "nll-hc-learned"
 EXACT = f"{HYPOTHESIS}-exact"  # the same, trained through the recoding gradient
 EXACT_SEEDS = 3
 WITHOUT = f"without-recoder.{HYPOTHESIS}"
 DYNAMIC = "dynamic-evaluation"
-DYNAMIC_SEEDS = 2  # it reads one word after the other, and is slow
-SIMILAR_PRIOR = 0.01  # ensemble members start like the baseline's decoder
 
 
 def candidates(scale: Scale) -> dict[str, dict]:
@@ -71,13 +69,12 @@ def _measurements(plain: Training, recoding: Training) -> list[Measurement]:
         about = {"variant": variant, "seed": seed}
         return Measurement(f"{variant}.seed{seed}", about, (model.name,), measure)
 
-    found = [measurement(WITHOUT, recoding, remove_recoder), *inference_jobs(plain, seed)]
-    if seed <= DYNAMIC_SEEDS:
-        found += [
-            measurement(f"{DYNAMIC}.{BASELINE}", plain, dynamic_evaluation),
-            measurement(f"{DYNAMIC}.{HYPOTHESIS}", recoding, dynamic_evaluation),
-        ]
-    return found
+    return [
+        measurement(WITHOUT, recoding, remove_recoder),
+        *inference_jobs(plain, seed),
+        measurement(f"{DYNAMIC}.{BASELINE}", plain, dynamic_evaluation),
+        measurement(f"{DYNAMIC}.{HYPOTHESIS}", recoding, dynamic_evaluation),
+    ]
 
 
 def measured_variants() -> list[str]:

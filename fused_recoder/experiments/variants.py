@@ -5,6 +5,7 @@ from __future__ import annotations
 from .scales import Scale
 
 BASELINE = "baseline"
+SIMILAR_PRIOR = 0.01  # of an ensemble whose members start like the baseline's decoder
 
 
 def gold(
