@@ -38,7 +38,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for JSON, Markdown and plots")
     parser.add_argument("--resume", action="store_true", help="keep what --out holds already")
     parser.add_argument(
-        "--readme", type=Path, help="measure nothing: write the table of bench/results into this"
+        "--readme",
+        type=Path,
+        help="measure nothing: write the table of --out (or bench/results) into this",
     )
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -96,8 +98,7 @@ def main() -> None:
         print_memory_of(*arguments.memory_of)
         return
     if arguments.readme:
-        last = json.loads((HERE / "results" / "results.json").read_text())
-        report.write_into_readme(arguments.readme, last)
+        report.write_into_readme(arguments.readme, arguments.out or HERE / "results")
         return
     results = {"machine": measure.machine(), "experiments": []}
     if arguments.resume:

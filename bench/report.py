@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -124,11 +125,12 @@ def summary(results: dict) -> str:
     return "\n".join(lines)
 
 
-def write_into_readme(readme: Path, results: dict) -> None:
-    """Replaces what is between the two marks."""
+def write_into_readme(readme: Path, folder: Path) -> None:
+    """Replaces what is between the two marks of a folder of results."""
     text = readme.read_text()
-    start, end = "<!-- bench: begin -->", "<!-- bench: end -->"
+    start, end = (f"<!-- bench/{folder.name}: {place} -->" for place in ("begin", "end"))
     if start not in text or end not in text:
         raise ValueError(f"{readme} has no place for the table: {start} ... {end}")
+    results = json.loads((folder / "results.json").read_text())
     body = f"{start}\n{summary(results)}\n{end}"
     readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, text, flags=re.S))

@@ -61,8 +61,11 @@ def test_the_readmes_table_is_generated(tmp_path):
         "experiments": [{"name": "train thesis", "threads": 2, "shape": "B=1", "rows": rows}],
     }
     readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nb\n")
-    report.write_into_readme(readme, results)
+    folder = tmp_path / "fast"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results))
+    readme.write_text("a\n<!-- bench/fast: begin -->\nold\n<!-- bench/fast: end -->\nb\n")
+    report.write_into_readme(readme, folder)
     text = readme.read_text()
     assert "| train | B=1 | nll | 2 | 1.10 (1.00-1.20) | 2.10 (2.00-2.20) | 80% | 0.50 |" in text
     assert "old" not in text
