@@ -140,4 +140,5 @@ def draw(results: dict, folder: Path) -> None:
         throughput(experiments, folder / "throughput.png")
     if any(e["job"] != "read" for e in experiments):
         share_of_limit(experiments, folder / "limit.png")
-    slow_down(experiments, folder / "slow_down.png")
+    if any(e["job"] == "evaluate" for e in experiments):
+        slow_down(experiments, folder / "slow_down.png")
