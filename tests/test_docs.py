@@ -7,7 +7,8 @@ import pytest
 
 from fused_recoder.cli import main
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
@@ -51,3 +52,20 @@ def test_commands_exist(page, line, capsys):
     shown = capsys.readouterr().out
     for flag in (a for a in arguments if a.startswith("--")):
         assert re.search(rf"{flag}\b", shown), f"{command} has no {flag}"
+
+
+def test_the_readme_shows_the_table_of_the_study():
+    table = (ROOT / "results" / "study" / "tables" / "study.md").read_text()
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    readme = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"<!-- study: begin -->\n(.*?)<!-- study: end -->", readme, re.S)
+    assert [line for line in block.splitlines() if line.startswith("|")] == rows
+
+
+def test_the_page_on_exact_gradients_quotes_the_study():
+    table = (ROOT / "results" / "study" / "tables" / "study.md").read_text()
+    (said,) = re.findall(r"^Exact against.*$", table, re.M)
+    page = (DOCS / "exact-gradients.md").read_text()
+    for number in re.findall(r"\d+\.\d+ ± \d+\.\d+|[-+]?\d+\.\d+", said):
+        assert number in page

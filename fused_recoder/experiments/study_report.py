@@ -98,7 +98,7 @@ def _runs(out: Path, variant: str, seeds: int) -> list[dict]:
 
 def _draw(out: Path, scale: Scale, seeds: int, best: str | None) -> None:
     shown = {BASELINE: BASELINE_COLOUR}
-    names = [name for name in (HYPOTHESIS, best, "nll-c-0.3", "surprisal-hc-5") if name]
+    names = [name for name in (HYPOTHESIS, EXACT, best, "nll-c-0.3", "surprisal-hc-5") if name]
     shown |= dict(zip(dict.fromkeys(names), COLOURS, strict=False))
     runs = {name: found for name in shown if (found := _runs(out, name, seeds))}
     if HYPOTHESIS not in runs:
