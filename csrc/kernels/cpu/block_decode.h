@@ -75,7 +75,7 @@ FR_INLINE void sums_of(const Vec<T> (&v)[kBlockDotWords], T* out) {
       else
         x[i] = (Eight)v[i];
     }
-    // Neighbours are added within quarters of a vector, where shuffles are cheap; those come last.
+    // Neighbours are added within halves of a vector, where shuffles are cheap; halves come last.
     const auto pairs = [](Eight a, Eight b) {
       return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
              __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
