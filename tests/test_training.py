@@ -122,10 +122,10 @@ def test_learned_steps_do_not_decay(text):
 def test_a_decoder_with_anchors_adds_their_loss(text, tmp_path):
     trainer = Trainer(tiny(clip=None, signal=None), text, tmp_path / "run")
     decoder = trainer.model.decoder
-    loss, out = trainer.objective(*trainer.batches[0], None, False)
+    loss, out = trainer.objective(*trainer.batches[0])
     assert loss is out.loss
     decoder.anchor_loss = lambda: 3 * decoder.bias.sum()
-    anchored, out = trainer.objective(*trainer.batches[0], None, False)
+    anchored, out = trainer.objective(*trainer.batches[0])
     assert torch.equal(anchored, out.loss + 3 * decoder.bias.sum())
     gradients = [torch.autograd.grad(x, decoder.bias)[0] for x in (loss, anchored)]
     torch.testing.assert_close(gradients[1] - gradients[0], torch.full((22,), 3.0))

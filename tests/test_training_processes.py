@@ -97,6 +97,16 @@ def test_two_processes_stop_and_go_on_exactly(text, environment, tmp_path):
     assert exact_metrics(parts) == exact_metrics(whole)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux")
+def test_no_thread_outlives_the_connection(text, environment, tmp_path):
+    """One that does may abort the interpreter as it ends, after all work was done."""
+    script = Path(__file__).with_name("parting.py")
+    result = run(environment, script, "train", text, f"--out={tmp_path / 'run'}", *FLAGS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("of gloo: []") == 2, result.stdout
+    assert "Warning" not in result.stderr
+
+
 def test_a_dying_process_ends_the_job_and_spares_the_checkpoint(text, environment, tmp_path):
     out = tmp_path / "run"
     script = Path(__file__).with_name("dying.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,20 @@ class Processes:
         dist.all_reduce(tensor, operation)
         return tensor.tolist()
 
+    def average_(self, tensors: list[Tensor]) -> None:
+        """Replaces every tensor by its mean over the processes.
+
+        Not DistributedDataParallel: it sends gradients while others are being computed, but ours
+        come from one fused backward, all at once; and it holds on to the connection, see below.
+        """
+        if self.world == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        flat /= self.world
+        for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, on the CPU; all of one shape."""
         if self.world == 1:
@@ -70,6 +85,10 @@ def processes(device: torch.device) -> Iterator[Processes]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    # Functions of this module take the connection as a default argument if there is one when it
+    # is imported (optimizers import it), and keep it. Gloo's threads then live on as the
+    # interpreter ends, and now and then abort it (pytorch PR 179291).
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield Processes(dist.get_rank(), world, device)
     # Not after an error: that would wait for processes that wait for this one.

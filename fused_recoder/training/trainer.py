@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import fused_recoder as fr
 
@@ -76,19 +75,6 @@ class Progress:
     history: list[dict] = field(default_factory=list)  # one row per epoch
 
 
-class _Objective(nn.Module):
-    """What is minimised, in one forward call: that is what DDP hooks into."""
-
-    def __init__(self, model: fr.RecodingLanguageModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, targets: Tensor, hx, return_trace: bool):
-        out = self.model(tokens, targets, hx, return_trace=return_trace)
-        anchor_loss = getattr(self.model.decoder, "anchor_loss", None)
-        return out.loss if anchor_loss is None else out.loss + anchor_loss(), out
-
-
 class Trainer:
     """Trains one language model on one corpus, into one folder.
 
@@ -133,9 +119,6 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build_model(config, len(corpus.vocabulary), dataset_size=self.train_tokens)
         self.model.to(self.processes.device).train()
-        self.objective = _Objective(self.model)
-        if self.processes.world > 1:
-            self.objective = DistributedDataParallel(self.objective, broadcast_buffers=False)
         self.optimizer = build_optimizer(self.model, config)
         self.schedule = Schedule(config, len(self.batches))
         self.progress = Progress()
@@ -164,11 +147,13 @@ class Trainer:
         self.optimizer.zero_grad()
         # The trace costs another decoding of every step: only where it is shown.
         trace = due and config.signal is not None
-        loss, out = self.objective(inputs.to(device), targets.to(device), self.hx, trace)
+        loss, out = self.objective(inputs.to(device), targets.to(device), trace)
         # loss is a mean over time and rows; Zaremba et al. sum over time.
         (loss * length if config.loss == "sum" else loss).backward()
         parameters = list(self.model.parameters())
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self.processes.average_(gradients)
+        norm = nn.utils.get_total_norm(gradients)
         values = torch.stack([loss.detach(), norm, out.nll.detach().mean()])
         loss_value, norm_value, nll = values.tolist()
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
@@ -186,6 +171,12 @@ class Trainer:
         progress.row_time += length
         progress.seconds += time.monotonic() - start
         return self._row(lr, norm_value, out.trace) if due else None
+
+    def objective(self, tokens: Tensor, targets: Tensor, return_trace: bool = False):
+        """What is minimised, and all else that the model says of the window."""
+        out = self.model(tokens, targets, self.hx, return_trace=return_trace)
+        anchor_loss = getattr(self.model.decoder, "anchor_loss", None)
+        return out.loss if anchor_loss is None else out.loss + anchor_loss(), out
 
     @property
     def _tokens_per_step(self) -> float:
