@@ -179,3 +179,4 @@ def test_interventions_as_an_experiment(tmp_path, capsys, monkeypatch):
     assert found["coverage"]["training"] == [80, 80]
     assert [one["set"] for one in found["sets"]][2] == "nonsense (Gulordava)"
     assert all(0 <= one["plain"]["accuracy"] <= 1 for one in found["sets"])
+    assert (tmp_path / "out" / "figures" / "interventions.png").stat().st_size > 10_000

@@ -9,7 +9,9 @@ from pathlib import Path
 from ..analysis.agreement import Agreement, read_giulianelli, read_gulordava
 from ..analysis.interventions import agreement, train_classifiers
 from ..training import load_model
+from ..training.curves import COLOURS
 from .jobs import Job, Measurement, Training, result
+from .plots import BASELINE_COLOUR, STYLE, band, pyplot, save
 from .report import markdown, write_jsonl, write_text
 from .scales import Scale
 from .statistics import describe
@@ -119,4 +121,44 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
     folder.mkdir(exist_ok=True)
     write_text(folder / "interventions.md", text)
     write_jsonl(folder / "interventions.jsonl", found)
+    _draw(found, out)
     return text
+
+
+def _draw(found: list[dict], out: Path) -> list[Path]:
+    """Accuracy with and without, by set; and over the step on the validation items."""
+    plt = pyplot()
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(9, 3), layout="constrained", width_ratios=(3, 2)
+        )
+        names = [row["set"] for row in found[0]["sets"]]
+        for i in range(len(names)):
+            for run in found:
+                plain, moved = (
+                    100 * run["sets"][i][kind]["accuracy"] for kind in ("plain", "intervention")
+                )
+                left.plot([plain, moved], [i, i], color="#b4b2ad", linewidth=1, zorder=1)
+                left.plot(plain, i, "o", color=BASELINE_COLOUR, markersize=5)
+                left.plot(moved, i, "o", color=COLOURS[0], markersize=5)
+        left.plot([], [], "o", color=BASELINE_COLOUR, label="plain")
+        left.plot([], [], "o", color=COLOURS[0], label="with interventions")
+        left.set_yticks(range(len(names)), names)
+        left.set_ylim(len(names) - 0.5, -0.5)
+        left.set_xlabel("correct form of the verb preferred, %")
+        left.set_title("agreement, every point a model", loc="left")
+        left.legend()
+        for until, label, colour in (
+            (False, "at the subject", COLOURS[1]),
+            (True, "until the verb", COLOURS[2]),
+        ):
+            runs = [
+                [100 * value for _, where, value in run["choices"] if where == until]
+                for run in found
+            ]
+            band(right, STEPS, runs, colour, label, marker="o", markersize=3)
+        right.set_xscale("log")
+        right.set_xlabel("step size")
+        right.set_title("validation items, %", loc="left")
+        right.legend()
+        return save(figure, out, "interventions")

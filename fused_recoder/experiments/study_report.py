@@ -78,12 +78,12 @@ def of_exact_gradients(found: dict[str, list[dict]]) -> str:
         f"\nExact against detached gradients ({HYPOTHESIS}, seeds {seeds[0]} to {seeds[-1]}): test "
         f"perplexity {describe([exact[s] for s in seeds])} against "
         f"{describe([detached[s] for s in seeds])}, difference {against.difference:+.2f} "
-        f"[{low:+.2f}, {high:+.2f}], p = {_p(against.p_better)}.\n"
+        f"[{low:+.2f}, {high:+.2f}], p {_p(against.p_better, '= ')}.\n"
     )
 
 
-def _p(value: float) -> str:
-    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+def _p(value: float, equals: str = "") -> str:
+    return f"{equals}{value:.4f}" if value >= 0.0001 else "< 0.0001"
 
 
 def _results(out: Path, variant: str, seeds: int) -> list[dict]:
