@@ -250,6 +250,8 @@ def test_the_study_chooses_on_the_validation_text(tmp_path):
     assert study.best_candidate(tmp_path, names) == best
     wanted = [job.name for job in study.jobs(SMOKE, tmp_path, 3)]
     assert {f"{best}.seed2", f"{best}.seed3"} <= set(wanted)
+    assert {f"{study.DYNAMIC}.{best}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
+    assert f"{study.DYNAMIC}.{best}" in study.measured_variants(best)
     (tmp_path / f"{best}.seed1" / jobs.RESULT).unlink()
     assert study.best_candidate(tmp_path, names) is None
     wanted = [job.name for job in study.jobs(SMOKE, tmp_path, 3)]

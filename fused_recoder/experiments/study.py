@@ -58,29 +58,35 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
         known = {job.name for job in found}
         further = [training(best, seed) for seed in range(2, seeds + 1)]
         found += [job for job in further if job.name not in known]
+    if best not in (None, HYPOTHESIS):
+        found += [_dynamic(training(best, seed)) for seed in range(1, seeds + 1)]
     return found
 
 
 def _measurements(plain: Training, recoding: Training) -> list[Measurement]:
     """The models of a seed, read in other ways than they were trained."""
-    seed = plain.config.seed
-
-    def measurement(variant: str, model: Training, measure) -> Measurement:
-        about = {"variant": variant, "seed": seed}
-        return Measurement(f"{variant}.seed{seed}", about, (model.name,), measure)
-
     return [
-        measurement(WITHOUT, recoding, remove_recoder),
-        *inference_jobs(plain, seed),
-        measurement(f"{DYNAMIC}.{BASELINE}", plain, dynamic_evaluation),
-        measurement(f"{DYNAMIC}.{HYPOTHESIS}", recoding, dynamic_evaluation),
+        _measurement(WITHOUT, recoding, remove_recoder),
+        *inference_jobs(plain, plain.config.seed),
+        _dynamic(plain),
+        _dynamic(recoding),
     ]
 
 
-def measured_variants() -> list[str]:
+def _dynamic(model: Training) -> Measurement:
+    return _measurement(f"{DYNAMIC}.{model.variant}", model, dynamic_evaluation)
+
+
+def _measurement(variant: str, model: Training, measure) -> Measurement:
+    about = {"variant": variant, "seed": model.config.seed}
+    return Measurement(f"{variant}.seed{model.config.seed}", about, (model.name,), measure)
+
+
+def measured_variants(best: str | None) -> list[str]:
     inference = [f"inference.{signal}-{states}" for signal in ("nll", "surprisal")
                  for states in ("hc", "c")]  # fmt: skip
-    return [WITHOUT, *inference, f"{DYNAMIC}.{BASELINE}", f"{DYNAMIC}.{HYPOTHESIS}"]
+    dynamic = dict.fromkeys(f"{DYNAMIC}.{name}" for name in (BASELINE, HYPOTHESIS, best) if name)
+    return [WITHOUT, *inference, *dynamic]
 
 
 def best_candidate(out: Path, names: list[str]) -> str | None:

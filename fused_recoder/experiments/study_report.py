@@ -24,11 +24,11 @@ FOOTNOTE = (
 
 def report(scale: Scale, out: Path, seeds: int) -> str:
     """Of what is there: a study that is still running gives a preliminary table."""
-    names = [BASELINE, *candidates(scale), *measured_variants()]
+    best = best_candidate(out, list(candidates(scale)))
+    names = [BASELINE, *candidates(scale), *measured_variants(best)]
     found = {name: _results(out, name, seeds) for name in names}
     found = {name: rows for name, rows in found.items() if rows}
     baseline = [row["test_perplexity"] for row in found.get(BASELINE, [])]
-    best = best_candidate(out, list(candidates(scale)))
     rows, records = [], []
     for name, runs in found.items():
         test = [row["test_perplexity"] for row in runs]
