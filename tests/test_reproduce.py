@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from tiny_text import write_text
 
-from fused_recoder.experiments import command, jobs, report, study, study_report, tables
+from fused_recoder.experiments import (
+    command,
+    jobs,
+    plots,
+    report,
+    study,
+    study_report,
+    tables,
+)
+from fused_recoder.experiments.explore import explore
 from fused_recoder.experiments.jobs import Measurement, Training, result, work
 from fused_recoder.experiments.scales import SCALES, first_lines
 from fused_recoder.experiments.statistics import compare, describe
@@ -286,6 +295,20 @@ def reproduce(*arguments):
     with pytest.raises(SystemExit) as end:
         main(["reproduce", *map(str, arguments), "--threads", "1"])
     return end.value.code
+
+
+def test_many_settings_are_drawn_as_dots(tmp_path):
+    table = explore(SMOKE, 2)
+    for i, job in enumerate(table.jobs()):
+        write_result(tmp_path, job.name)
+        rows = [{"kind": "epoch", "epoch": n, "valid_perplexity": 100 - n + i} for n in (1, 2)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / job.name / "metrics.jsonl").write_text(text)
+    png, svg = plots.draw_table(table, tmp_path)
+    assert png.name == "explore.png"
+    assert png.stat().st_size > 10_000
+    drawn = svg.read_text()
+    assert all(f"<!-- {row.setting} -->" in drawn for row in table.rows[1:4])
 
 
 def test_tables_from_text_to_figures(text, tmp_path, capsys):

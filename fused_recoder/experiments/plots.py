@@ -47,7 +47,8 @@ def draw_table(table: Table, out: Path) -> list[Path]:
     runs = {key: found for key, found in runs.items() if found}
     if len(runs) < 2:  # nothing to compare
         return []
-    written = [_curves(table, runs, out)]
+    crowded = max(len(settings) for settings in _by_model(runs).values()) > len(COLOURS)
+    written = [(_dots if crowded else _curves)(table, runs, out)]
     for kind, draw in (("uncertainty", _uncertainty), ("steps", _steps)):
         shown = {key: found for key, found in runs.items() if _has(kind, table, key, found)}
         if shown:
@@ -69,15 +70,6 @@ def _has(kind: str, table: Table, key: tuple[str, str], runs) -> bool:
     return table.name == "dynamic_steps" and key[1] != "fixed"
 
 
-def _colours(count: int) -> list[str]:
-    """Ordered settings get an ordered scale where the palette ends."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    from matplotlib import colormaps, colors
-
-    return [colors.to_hex(c) for c in colormaps["viridis"](np.linspace(0, 0.92, count))]
-
-
 def _by_model(runs: dict) -> dict[str, dict]:
     models: dict[str, dict] = {}
     for (model, setting), found in runs.items():
@@ -95,7 +87,7 @@ def _curves(table: Table, runs: dict, out: Path) -> list[Path]:
             len(models), 2, figsize=(9, 2.9 * len(models)), squeeze=False, layout="constrained"
         )
         for (model, by_setting), (left, right) in zip(models.items(), axes, strict=True):
-            shown = zip(by_setting.items(), _colours(len(by_setting)), strict=True)
+            shown = zip(by_setting.items(), COLOURS, strict=False)
             lines = [(f"{table.setting} {s}", found, colour) for (s, found), colour in shown]
             if baseline is not None:
                 lines.insert(0, ("baseline", baseline, BASELINE_COLOUR))
@@ -114,6 +106,31 @@ def _curves(table: Table, runs: dict, out: Path) -> list[Path]:
                 axis.locator_params(axis="x", integer=True)
             _end_in_view(left, _column([f for _, fs, _ in lines for f in fs], "train", "loss"))
         return save(figure, out, f"{table.name}-curves")
+
+
+def _dots(table: Table, runs: dict, out: Path) -> list[Path]:
+    """The best validation perplexity of every run, where curves would be too many to tell apart."""
+    reached = {
+        (setting if setting != "-" else model): [
+            min(run) for run in _column(found, "epoch", "valid_perplexity")
+        ]
+        for (model, setting), found in runs.items()
+    }
+    plt = pyplot()
+    with plt.rc_context(STYLE):
+        height = 1 + 0.24 * len(reached)
+        figure, axis = plt.subplots(figsize=(7.5, height), layout="constrained")
+        for y, values in enumerate(reached.values()):
+            colour = COLOURS[0] if y else BASELINE_COLOUR
+            axis.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=4)
+            axis.plot(np.mean(values), y, "|", color=colour, markersize=12, markeredgewidth=1.6)
+            if y == 0:
+                axis.axvline(np.mean(values), color=colour, linestyle=":", linewidth=1)
+        axis.set_yticks(range(len(reached)), reached)
+        axis.invert_yaxis()
+        axis.set_xlabel("validation perplexity: every run, and the mean")
+        axis.set_title(table.title, loc="left")
+        return save(figure, out, table.name)
 
 
 def _column(runs, kind: str, name: str) -> list[list[float]]:
@@ -138,9 +155,7 @@ def _uncertainty(table: Table, runs: dict, out: Path) -> list[Path]:
             layout="constrained",
         )  # fmt: skip
         for axis, (model, by_setting) in zip(axes[0], models.items(), strict=True):
-            for (setting, found), colour in zip(
-                by_setting.items(), _colours(len(by_setting)), strict=True
-            ):
+            for (setting, found), colour in zip(by_setting.items(), COLOURS, strict=False):
                 rows = found[0]["train"]
                 last = slice(-min(40, max(1, len(rows) // 2)), None)
                 x = [row["step"] for row in rows][last]
@@ -179,7 +194,7 @@ def draw_steps(axis, runs: list[dict[str, list[dict]]]) -> None:
         state = name.split("/")[1]
         label = f"{'hidden' if state[0] == 'h' else 'cell'} state, layer {int(state[1:]) + 1}"
         band(axis, [r["epoch"] for r in rows], _column(runs, "train", name), colour, label)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
 
 
 def save(figure, out: Path, name: str) -> list[Path]:
