@@ -66,7 +66,7 @@ class NLL(_TargetSignal):
 class Surprisal(_TargetSignal):
     """The thesis's surprisal, `p^(-p) - 1`.
 
-    It is not monotone: below p = 1/e, where nearly all gold tokens of a language model lie,
+    It is not monotone: below p = 1/e, where most gold tokens of a language model lie,
     descending it *lowers* the probability of the token. `NLL` is what its prose describes.
     `target="argmax"` recodes towards the most probable token, as the thesis's code trained.
     """
