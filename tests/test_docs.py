@@ -69,3 +69,13 @@ def test_the_page_on_exact_gradients_quotes_the_study():
     page = (DOCS / "exact-gradients.md").read_text()
     for number in re.findall(r"\d+\.\d+ ± \d+\.\d+|[-+]?\d+\.\d+", said):
         assert number in page
+
+
+def test_the_page_of_results_shows_their_tables():
+    results = ROOT / "results"
+    known = {
+        row for table in results.glob("*/tables/*.md") for row in table.read_text().split("\n")
+    }
+    shown = [row for row in (results / "README.md").read_text().split("\n") if row[:1] == "|"]
+    assert len(shown) > 15
+    assert set(shown) <= known

@@ -130,6 +130,15 @@ def test_accuracy_by_hand(model):
     assert agreement(model, VOCABULARY, chosen)["accuracy"] == right / 20
 
 
+def test_a_step_may_cost_a_tenth_of_perplexity_at_most():
+    from fused_recoder.experiments.interventions import choose
+
+    far = {"accuracy": 0.9, "price": 1.5}
+    near, nearer = {"accuracy": 0.7, "price": 1.1}, {"accuracy": 0.6, "price": 1.01}
+    assert choose([nearer, near, far]) is near
+    assert choose([{"accuracy": 0.9, "price": 1.6}, far]) is far
+
+
 def test_interventions_as_an_experiment(tmp_path, capsys, monkeypatch):
     from fused_recoder.cli import main
     from fused_recoder.experiments import interventions

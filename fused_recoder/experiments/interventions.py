@@ -58,9 +58,7 @@ def measure(folders: list[Path], data: Path, *, sets: Path) -> dict:
             price = moved["perplexity"] / untouched["perplexity"]
             choice = {"step": step, "until_verb": until, "accuracy": moved["accuracy"]}
             choices.append({**choice, "price": price})
-    cheapest = min(choices, key=lambda choice: choice["price"])
-    allowed = [choice for choice in choices if choice["price"] <= PRICE] or [cheapest]
-    best = max(allowed, key=lambda choice: choice["accuracy"])
+    best = choose(choices)
     step, until = best["step"], best["until_verb"]
     rows = []
     for name, items in tests.items():
@@ -81,6 +79,13 @@ def measure(folders: list[Path], data: Path, *, sets: Path) -> dict:
         "choices": choices,
         "sets": rows,
     }
+
+
+def choose(choices: list[dict]) -> dict:
+    """The most accurate of those that are cheap enough; were there none, the cheapest."""
+    cheapest = min(choices, key=lambda choice: choice["price"])
+    allowed = [choice for choice in choices if choice["price"] <= PRICE] or [cheapest]
+    return max(allowed, key=lambda choice: choice["accuracy"])
 
 
 def jobs(scale: Scale, out: Path, seeds: int, *, sets: Path) -> list[Job]:
@@ -141,9 +146,7 @@ def _draw(found: list[dict], out: Path) -> list[Path]:
     """Accuracy with and without, by set; what it costs on the validation items as steps grow."""
     plt = pyplot()
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(
-            1, 2, figsize=(9, 3), layout="constrained", width_ratios=(1, 1)
-        )
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
         names = [row["set"] for row in found[0]["sets"]]
         for i in range(len(names)):
             for run, y in zip(found, np.linspace(i - 0.15, i + 0.15, len(found)), strict=True):

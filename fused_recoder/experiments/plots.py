@@ -110,23 +110,19 @@ def _curves(table: Table, runs: dict, out: Path) -> list[Path]:
 
 def _dots(table: Table, runs: dict, out: Path) -> list[Path]:
     """The best validation perplexity of every run, where curves would be too many to tell apart."""
-    reached = {
-        (setting if setting != "-" else model): [
-            min(run) for run in _column(found, "epoch", "valid_perplexity")
-        ]
-        for (model, setting), found in runs.items()
-    }
     plt = pyplot()
     with plt.rc_context(STYLE):
-        height = 1 + 0.24 * len(reached)
+        height = 1 + 0.24 * len(runs)
         figure, axis = plt.subplots(figsize=(7.5, height), layout="constrained")
-        for y, values in enumerate(reached.values()):
-            colour = COLOURS[0] if y else BASELINE_COLOUR
+        for y, ((model, _), found) in enumerate(runs.items()):
+            values = [min(run) for run in _column(found, "epoch", "valid_perplexity")]
+            colour = BASELINE_COLOUR if model == "Baseline" else COLOURS[0]
             axis.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=4)
             axis.plot(np.mean(values), y, "|", color=colour, markersize=12, markeredgewidth=1.6)
-            if y == 0:
+            if model == "Baseline":
                 axis.axvline(np.mean(values), color=colour, linestyle=":", linewidth=1)
-        axis.set_yticks(range(len(reached)), reached)
+        names = [setting if setting != "-" else model for model, setting in runs]
+        axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
         axis.set_xlabel("validation perplexity: every run, and the mean")
         axis.set_title(table.title, loc="left")
