@@ -35,6 +35,7 @@ cuda-check:
 lint: $(DEPENDENCIES)
 	$(BIN)/ruff check $(PY)
 	$(BIN)/ruff format --check $(PY)
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP) $(EMU)
 
 format: $(DEPENDENCIES)

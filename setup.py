@@ -25,6 +25,11 @@ DEBUG = os.environ.get("DEBUG", "0") == "1"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 CUDA_SOURCES = sorted(glob("csrc/kernels/cuda/*.cu"))
 CUDA_BACKEND = "csrc/engine/device_cuda.cpp"
+HOST_SOURCES = [
+    source
+    for folder in ("ops", "engine", "signals", "steps", "cell")
+    for source in glob(f"csrc/{folder}/*.cpp")
+]
 
 # CPU kernels are compiled once per instruction set and picked at run time.
 INSTRUCTION_SETS = {"baseline": (16, [])}
@@ -100,8 +105,7 @@ setup(
         (CUDAExtension if cuda else CppExtension)(
             "fused_recoder._C",
             [
-                "csrc/bindings.cpp",
-                *sorted(set(glob("csrc/engine/*.cpp")) - {CUDA_BACKEND}),
+                *sorted(set(HOST_SOURCES) - {CUDA_BACKEND}),
                 *([CUDA_BACKEND, *CUDA_SOURCES] if cuda else []),
             ],
             define_macros=macros,

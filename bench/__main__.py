@@ -16,6 +16,7 @@ from .cases import CASES, EXPERIMENTS, TINY
 from .contenders import make_job
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 
 def parse() -> argparse.Namespace:
@@ -38,9 +39,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for JSON, Markdown and plots")
     parser.add_argument("--resume", action="store_true", help="keep what --out holds already")
     parser.add_argument(
-        "--readme",
-        type=Path,
-        help="measure nothing: write the table of --out (or bench/results) into this",
+        "--page",
+        action="store_true",
+        help="measure nothing: write the table of --out (or bench/results) into docs/benchmarks.md",
     )
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -97,8 +98,8 @@ def main() -> None:
     if arguments.memory_of:
         print_memory_of(*arguments.memory_of)
         return
-    if arguments.readme:
-        report.write_into_readme(arguments.readme, arguments.out or HERE / "results")
+    if arguments.page:
+        report.write_into_page(PAGE, arguments.out or HERE / "results")
         return
     results = {"machine": measure.machine(), "experiments": []}
     if arguments.resume:

@@ -19,6 +19,8 @@ class Shape:
         return f"B={self.B}, T={self.T}, {self.L}x{self.H}, V={self.V:,}"
 
 
+LARGE_GEMM = 1536
+
 CASES = {
     "thesis": Shape(64, 35, 650, 2, 10_000),
     "small": Shape(20, 35, 200, 2, 10_000),
@@ -99,6 +101,8 @@ class Experiment:
     rounds: float = 1.0  # relative to what is asked for: slow ones get fewer
     core: bool = False  # measured with every number of threads, the others with the first only
     keeps_memory: bool = False  # whether the C library is told to keep memory that was freed
+    gemm: int = LARGE_GEMM  # rows and columns of the large product that the limit is taken from
+    weighed: bool = True  # whether memory is measured, too: a process for every contender
 
     @property
     def shape(self) -> Shape:
@@ -169,8 +173,8 @@ EXPERIMENTS = [
 ]  # fmt: skip
 
 TINY = [
-    Experiment("tiny train", "train", "tiny", against_everything(NLL, SHARED, ENSEMBLE)),
-    Experiment("tiny evaluate", "evaluate", "tiny", sweep(SHARED, (1, 5))),
-    Experiment("tiny exact", "train", "tiny", against_everything(EXACT)),
-    Experiment("tiny read", "read", "tiny", against_everything(NLL)),
+    Experiment("tiny train", "train", "tiny", against_everything(NLL, SHARED, ENSEMBLE), gemm=64),
+    Experiment("tiny evaluate", "evaluate", "tiny", sweep(SHARED, (1, 5)), gemm=64),
+    Experiment("tiny exact", "train", "tiny", against_everything(EXACT), gemm=64, weighed=False),
+    Experiment("tiny read", "read", "tiny", against_everything(NLL), gemm=64),
 ]

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 from . import measure
-from .cases import ENTROPY, FUSED, NLL, PLAIN, SHARED, Contender, Shape, Variant
+from .cases import ENTROPY, FUSED, LARGE_GEMM, NLL, PLAIN, SHARED, Contender, Shape, Variant
 from .contenders import make_job
 
 BASE = Shape(B=16, T=32, H=200, L=2, V=10_000)
@@ -41,7 +41,7 @@ def _run(axis: str, rounds: int, memory: bool) -> dict[str, list[dict]]:
         for i, c in enumerate(contenders)
         for v in AXES[axis]
     }
-    times, _ = measure.interleave(jobs, rounds, f"growth over {axis}")
+    times, _ = measure.interleave(jobs, rounds, f"growth over {axis}", LARGE_GEMM)
     for (i, value), seconds in times.items():
         name = list(series)[i]
         megabytes = (

@@ -20,7 +20,6 @@ from unittest.mock import patch
 import torch
 from tqdm import tqdm
 
-LARGE_GEMM = 1536
 STEADY_SECONDS = 1.0  # of a measurement; longer jobs run once
 
 
@@ -54,7 +53,9 @@ def steady_seconds(f: Callable[[], object], about: float) -> float:
     return seconds(lambda: [f() for _ in range(repetitions)]) / repetitions
 
 
-def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: str) -> tuple:
+def interleave(
+    contenders: dict[str, Callable[[], object]], rounds: int, label: str, gemm_size: int
+) -> tuple:
     """Seconds of the contenders, and of a large GEMM right before each: two {name: [rounds]}."""
     about = {}
     for name, f in tqdm(contenders.items(), desc=f"{label}: warm-up", leave=False):
@@ -62,7 +63,7 @@ def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: 
         about[name] = seconds(f)
     times = {name: [] for name in contenders}
     gemm = {name: [] for name in contenders}
-    large = large_gemms()
+    large = large_gemms(gemm_size)
     for _ in tqdm(range(rounds), desc=label, leave=False):
         for name, f in contenders.items():
             # The best of three: the limit is what undisturbed arithmetic reaches at this moment.
@@ -71,13 +72,13 @@ def interleave(contenders: dict[str, Callable[[], object]], rounds: int, label: 
     return times, gemm
 
 
-def large_gemms() -> list[Callable[[], object]]:
+def large_gemms(size: int) -> list[Callable[[], object]]:
     """Ways to multiply two large matrices. The limit is the fastest: MKL, which `torch.mm` takes,
     leaves AVX-512 unused on some machines, and oneDNN does not."""
-    a = torch.randn(LARGE_GEMM, LARGE_GEMM)
+    a = torch.randn(size, size)
     found = [lambda: torch.mm(a, a)]
     if not on_gpu() and torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(a, LARGE_GEMM)
+        packed = torch.ops.mkldnn._reorder_linear_weight(a, size)
         linear = torch.ops.mkldnn._linear_pointwise
         found.append(lambda: linear(a, packed, None, "none", [], ""))
     return found

@@ -61,7 +61,7 @@ def find(results: dict, experiment: str, name: str, threads: int) -> dict | None
     return None
 
 
-# The README's table: job, experiment, contender.
+# The table of docs/benchmarks.md: job, experiment, contender.
 SUMMARY = [
     ("train", "train thesis", "nll"),
     ("train", "train thesis", "surprisal"),
@@ -97,7 +97,7 @@ def _remark(experiment: str) -> str:
 
 
 def summary(results: dict) -> str:
-    """The lines for the README."""
+    """The lines for docs/benchmarks.md."""
     counts = sorted({e["threads"] for e in results["experiments"]}, reverse=True)
     shapes = {e["name"]: e["shape"] for e in results["experiments"]}
     lines = [
@@ -125,12 +125,12 @@ def summary(results: dict) -> str:
     return "\n".join(lines)
 
 
-def write_into_readme(readme: Path, folder: Path) -> None:
+def write_into_page(page: Path, folder: Path) -> None:
     """Replaces what is between the two marks of a folder of results."""
-    text = readme.read_text()
+    text = page.read_text()
     start, end = (f"<!-- bench/{folder.name}: {place} -->" for place in ("begin", "end"))
     if start not in text or end not in text:
-        raise ValueError(f"{readme} has no place for the table: {start} ... {end}")
+        raise ValueError(f"{page} has no place for the table: {start} ... {end}")
     results = json.loads((folder / "results.json").read_text())
     body = f"{start}\n{summary(results)}\n{end}"
-    readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, text, flags=re.S))
+    page.write_text(re.sub(f"{start}.*{end}", lambda _: body, text, flags=re.S))

@@ -34,8 +34,8 @@ def _run(experiment: Experiment, rounds: int, memory: bool) -> dict:
             failed[contender] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             continue
         jobs[contender] = job
-    times, gemm_times = measure.interleave(jobs, rounds, experiment.name)
-    gemm = 2 * measure.LARGE_GEMM**3  # FLOPs
+    times, gemm_times = measure.interleave(jobs, rounds, experiment.name, experiment.gemm)
+    gemm = 2 * experiment.gemm**3  # FLOPs
     tokens = tokens_per_call(shape, experiment.job)
 
     def faster_than(contender: Contender, other: Contender):
@@ -63,7 +63,7 @@ def _run(experiment: Experiment, rounds: int, memory: bool) -> dict:
             }
         )
     rows += [{"name": str(contender), "failed": why} for contender, why in failed.items()]
-    if memory and experiment.job == "train":
+    if memory and experiment.weighed and experiment.job == "train":
         for contender, row in zip(jobs, rows, strict=False):
             if contender.who in (PLAIN, FUSED):
                 row["memory"] = measure.memory_in_a_fresh_process(experiment.name, str(contender))

@@ -6,14 +6,16 @@ from . import _build
 
 _build.check()
 
-from . import _ops, functional, reference, signals, steps  # noqa: E402
-from ._module import RecodingTrace  # noqa: E402
+from . import _ops, _saving, functional, reference, signals, steps  # noqa: E402
+from ._call import RecodingTrace  # noqa: E402
 from .cuda_graph import GraphedStep  # noqa: E402
 from .ensemble import EnsembleDecoder  # noqa: E402
 from .gate import Gate  # noqa: E402
 from .language_model import LanguageModelOutput, RecodingLanguageModel  # noqa: E402
 from .lstm import FusedRecodingLSTM  # noqa: E402
 from .reader import Reader  # noqa: E402
+
+_saving.register()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,4 +32,4 @@ __all__ = [
     "signals",
     "steps",
 ]
-del torch, _build, _ops
+del torch, _build, _ops, _saving

@@ -1,5 +1,5 @@
 """What PyTorch needs to know about the ops of `torch.ops.fused_recoder` beside their kernels: their
-shapes (fake kernels, for `torch.compile`) and their derivatives. Schemas: `csrc/bindings.cpp`.
+shapes (fake kernels, for `torch.compile`) and their derivatives. Schemas: `csrc/ops/bindings.cpp`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from . import _C
+from .spec import decode
 
 ops = torch.ops.fused_recoder
 
@@ -27,7 +30,7 @@ def _check_devices(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
 
 
 class ForwardArguments(NamedTuple):
-    """The arguments of `recode_forward`, in order. Shapes: `csrc/engine/sequence.h`."""
+    """The arguments of `recode_forward`, in order. Shapes: `csrc/engine/problem.h`."""
 
     input: Tensor
     h0: Tensor
@@ -35,39 +38,19 @@ class ForwardArguments(NamedTuple):
     weights: list[Tensor]
     decoder_weight: Tensor | None
     decoder_bias: Tensor | None
-    classifiers: list[Tensor]
-    step: Tensor
-    step_network: list[Tensor]
+    signal: list[Tensor]
+    step: list[Tensor]
     gate: Tensor | None
     targets: Tensor | None
     labels: Tensor | None
     mask: Tensor | None
     lengths: Tensor | None
     seed: Tensor | None
-    signal: str = "none"
-    argmax: bool = False
-    samples: int = 1
-    sample_p: float = 0.0
-    mean_logits: bool = False
-    classifier_states: tuple[int, ...] = ()
-    recode_h: bool = True
-    recode_c: bool = True
-    dropout: float = 0.0
-    output_dropout: float = 0.0
-    step_kind: str = "given"
-    shrink: float = 0.5
-    trials: int = 1
-    time: int = 0
-    loss: bool = False
-    exact: bool = False
-    save: bool = False
-    save_step_grads: bool = False
-    save_decoder_grads: bool = False
-    trace: bool = False
+    spec: str
 
 
 class ForwardResult(NamedTuple):
-    """What it returns. Shapes: `csrc/engine/ops.h`."""
+    """What it returns. Shapes: `csrc/engine/forward.h`."""
 
     output: Tensor
     h_n: Tensor
@@ -82,9 +65,31 @@ class ForwardResult(NamedTuple):
     saved: list[Tensor]
 
 
+def _is_ensemble(weight: Tensor | None) -> bool:
+    return weight is not None and weight.dim() == 3
+
+
+def _saved_tensors(a: ForwardArguments, sizes: dict[str, int], dtype: torch.dtype) -> list[Tensor]:
+    """What `csrc/cell/saved.cpp` says is kept, with the dimensions filled in."""
+    ensemble = _is_ensemble(a.decoder_weight)
+    layout = _C.saved_layout(a.spec, bool(sizes["L"] > 1), ensemble, a.decoder_bias is not None)
+    like = {"decoder_weight": a.decoder_weight, "decoder_bias": a.decoder_bias}
+
+    def shape(symbols: str) -> list[int]:
+        if symbols in like:
+            return list(like[symbols].shape)
+        return [sizes[symbol] for symbol in symbols.split()]
+
+    return [
+        a.input.new_empty(shape(symbols), dtype=torch.int64 if is_index else dtype)
+        for _, symbols, is_index in layout
+    ]
+
+
 @torch.library.register_fake("fused_recoder::recode_forward")
 def _(*arguments):
     a = ForwardArguments(*arguments)
+    spec = decode(a.spec)
     _check_devices(
         a.input,
         # A seed may have been drawn by the host.
@@ -93,127 +98,102 @@ def _(*arguments):
     )
     T, B, _ = a.input.shape
     L, R, H = a.h0.shape
-    S = int(a.recode_h) + int(a.recode_c)
-    recodes = a.signal != "none" and S > 0
-    ensemble = a.decoder_weight is not None and a.decoder_weight.dim() == 3
-    between_layers = a.sample_p if a.signal == "variational" else a.dropout
+    S = int(spec.recode_h) + int(spec.recode_c)
+    ensemble = _is_ensemble(a.decoder_weight)
+    K = a.decoder_weight.shape[0] if ensemble else 1
+    sizes = {"T": T, "B": B, "R": R, "H": H, "G": 4 * H, "L": L, "L-1": L - 1, "S": S, "K": K}
     compute = _accumulate_dtype(a.input.dtype)
 
     def accumulated(present, *shape, dtype=compute):
         return a.input.new_empty(shape if present else (0,), dtype=dtype)
 
-    saved = []
-    if a.save:
-        exact = a.exact and recodes
-        of_gradient = exact and a.signal != "classifier"
-        gold = a.signal in ("nll", "surprisal")
-        # The backward pass makes the logits of a gold signal again, and its loss's gradients.
-        loss = a.loss and not (exact and gold and not a.argmax)
-        decoder_grads = loss and a.save_decoder_grads
-        saved = [
-            accumulated(True, L, T, R, 4 * H),
-            accumulated(True, L, T, R, H),
-            accumulated(True, L, T, R, H),
-            accumulated(L > 1 and ((recodes and a.recode_h) or between_layers > 0), L - 1, T, R, H),
-            accumulated(recodes and a.save_step_grads and not of_gradient, L, S, T, R, H),
-            accumulated(loss, T, R, H),
-            accumulated(decoder_grads, *(a.decoder_weight.shape if decoder_grads else ())),
-            accumulated(
-                decoder_grads and a.decoder_bias is not None,
-                *(a.decoder_weight.shape[:-1] if decoder_grads else ()),
-            ),
-            accumulated(
-                a.loss and ensemble, *((a.decoder_weight.shape[0], T, B) if ensemble else ())
-            ),
-            accumulated(of_gradient, L, T, R, H),
-            accumulated(exact, L, S, T, R),
-            accumulated(
-                of_gradient and gold, T, B, dtype=torch.int64 if of_gradient and gold else compute
-            ),
-        ]
-    traced = a.trace and recodes
+    traced = spec.trace and spec.signal != "none" and S > 0
     return (
         a.input.new_empty(T, R, H),
         a.h0.new_empty(L, R, H),
         a.h0.new_empty(L, R, H),
-        accumulated(a.loss, T, B),
-        accumulated(a.loss and ensemble, T, B),
+        accumulated(spec.loss, T, B),
+        accumulated(spec.loss and ensemble, T, B),
         accumulated(True, T, B),
         accumulated(traced, T, B),
         accumulated(traced, L, S, T, B),
         accumulated(traced, L, S, T, B),
         accumulated(traced, T, B, dtype=torch.uint8),
-        saved,
+        _saved_tensors(a, sizes, compute) if spec.save else [],
     )
 
 
 def _save_for_recode_backward(ctx, inputs, output):
     a, out = ForwardArguments(*inputs), ForwardResult(*output)
+    spec = decode(a.spec)
     ctx.set_materialize_grads(False)
     constant = [out.delta, out.delta_after, out.step_size, out.grad_norm, out.recoded, *out.saved]
-    constant += [] if a.loss else [out.nll]
+    constant += [] if spec.loss else [out.nll]
     constant += [] if out.objective.numel() > 0 else [out.objective]
     ctx.mark_non_differentiable(*constant)
-    ctx.saved_anything = a.save
-    ctx.num_weights, ctx.num_network = len(a.weights), len(a.step_network)
-    ctx.num_classifiers = len(a.classifiers)
-    ctx.has_step_grad = a.save_step_grads and a.signal != "none"
-    ctx.has_decoder_grads = a.save_decoder_grads
-    ctx.exact = a.exact and a.signal != "none" and (a.recode_h or a.recode_c)
-    ctx.options = (
-        a.signal, a.argmax, a.samples, a.sample_p, a.mean_logits, a.classifier_states, a.recode_h,
-        a.recode_c, a.dropout, a.output_dropout, a.step_kind, a.time, ctx.exact,
-    )  # fmt: skip
-    # What only the gradient of the loss or of the recoding gradient needs is not kept without one.
-    decoder = (a.decoder_weight, a.decoder_bias) if a.loss or ctx.exact else (None, None)
-    of_loss = (a.targets, out.output) if a.loss else (None, None)
-    optional = (*decoder, *of_loss, a.labels if ctx.exact else None, a.lengths, a.seed)
-    ctx.present = [t is not None for t in optional]
-    kept = [t for t in optional if t is not None]
-    ctx.save_for_backward(
-        a.input, a.h0, a.c0, a.step, *kept, *a.weights, *a.step_network, *a.classifiers, *out.saved
-    )
+    ctx.spec = spec
+    # What only the gradient of the loss needs is not kept without one; gate and mask are of no
+    # more use.
+    kept = a._replace(gate=None, mask=None)
+    ctx.output = None
+    tensors = [*out.saved, *([out.output] if spec.loss else [])]
+    ctx.num_saved = len(out.saved)
+    ctx.layout = []
+    for argument in kept[:-1]:
+        items = argument if isinstance(argument, (list, tuple)) else [argument]
+        ctx.layout.append(
+            len(items) if isinstance(argument, (list, tuple)) else argument is not None
+        )
+        tensors += [t for t in items if t is not None]
+    ctx.save_for_backward(*tensors)
+
+
+def _saved_arguments(ctx) -> tuple[list[Tensor], Tensor | None, ForwardArguments]:
+    """What `_save_for_recode_backward` kept: saved tensors, output, arguments."""
+    tensors = list(ctx.saved_tensors)
+    saved, rest = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
+    output = rest.pop(0) if ctx.spec.loss else None
+    arguments = []
+    for entry in ctx.layout:
+        if entry is True or entry is False:
+            arguments.append(rest.pop(0) if entry else None)
+        else:
+            arguments.append([rest.pop(0) for _ in range(entry)])
+    return saved, output, ForwardArguments(*arguments, ctx.spec.encode())
 
 
 def _recode_backward(ctx, grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, *_):
-    if not ctx.saved_anything:
+    spec = ctx.spec
+    if not spec.save:
         raise RuntimeError(
             "fused_recoder::recode_forward was called with save=False, so there is nothing to "
             "differentiate"
         )
-    input, h0, c0, step, *rest = ctx.saved_tensors
-    decoder_weight, decoder_bias, targets, hidden, labels, lengths, seed = (
-        rest.pop(0) if present else None for present in ctx.present
-    )
-    weights, rest = rest[: ctx.num_weights], rest[ctx.num_weights :]
-    step_network, rest = rest[: ctx.num_network], rest[ctx.num_network :]
-    classifiers, saved = rest[: ctx.num_classifiers], rest[ctx.num_classifiers :]
-    of_loss = grad_nll is not None or grad_objective is not None
-    with_decoder = ctx.has_decoder_grads and (of_loss or (ctx.exact and decoder_weight is not None))
+    saved, output, a = _saved_arguments(ctx)
     if all(g is None for g in (grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective)):
-        grad_h_n = torch.zeros_like(h0)
+        grad_h_n = torch.zeros_like(a.h0)
+    spec = spec.replace(input_grad=ctx.needs_input_grad[0])
     (
-        grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step, grad_network,
+        grad_input, grad_h0, grad_c0, grad_weights, grad_weight, grad_bias, grad_step,
     ) = ops.recode_backward(
-        grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
-        decoder_weight, decoder_bias, classifiers, step, step_network, targets, labels, lengths,
-        seed, hidden, *ctx.options, ctx.needs_input_grad[0], ctx.has_step_grad, with_decoder,
+        grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, output, a.input, a.h0,
+        a.c0, a.weights, a.decoder_weight, a.decoder_bias, a.signal, a.step, a.targets, a.labels,
+        a.lengths, a.seed, spec.encode(),
     )  # fmt: skip
-    predicted = ctx.has_step_grad and ctx.num_network > 0
-    gradients = dict.fromkeys(ForwardArguments._fields)
+    gradients: dict = dict.fromkeys(ForwardArguments._fields)
     gradients |= {
-        "input": grad_input if ctx.needs_input_grad[0] else None,
+        "input": grad_input if spec.input_grad else None,
         "h0": grad_h0,
         "c0": grad_c0,
         "weights": grad_weights,
-        # Without a loss nothing, unless the recoding gradient is differentiated, too.
-        "decoder_weight": grad_weight if with_decoder else None,
-        "decoder_bias": grad_bias if with_decoder and decoder_bias is not None else None,
-        "classifiers": [None] * ctx.num_classifiers,
-        # Autograd takes an empty list of ints for an empty list of tensors.
-        "classifier_states": [] if ctx.num_classifiers == 0 else None,
-        "step": grad_step.to(step.dtype) if ctx.has_step_grad and not predicted else None,
-        "step_network": grad_network if predicted else [None] * ctx.num_network,
+        "decoder_weight": grad_weight if grad_weight.numel() > 0 else None,
+        "decoder_bias": grad_bias if grad_bias.numel() > 0 else None,
+        "signal": [None] * len(a.signal),
+        "step": (
+            [g.to(t.dtype) for g, t in zip(grad_step, a.step, strict=True)]
+            if grad_step
+            else [None] * len(a.step)
+        ),
     }
     return tuple(gradients.values())
 
@@ -225,27 +205,26 @@ torch.library.register_autograd(
 
 @torch.library.register_fake("fused_recoder::recode_backward")
 def _(
-    grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, input, h0, c0, weights,
-    decoder_weight, decoder_bias, classifiers, step, step_network, targets, labels, lengths, seed,
-    output, signal, argmax, samples, sample_p, mean_logits, classifier_states, recode_h, recode_c,
-    dropout, output_dropout, step_kind, time, exact, need_input_grad, need_step_grad,
-    need_decoder_grad,
+    grad_output, grad_h_n, grad_c_n, grad_nll, grad_objective, saved, output, input, h0, c0,
+    weights, decoder_weight, decoder_bias, signal, step, targets, labels, lengths, seed, spec,
 ):  # fmt: skip
-    predicted = step_kind == "predicted"
+    wanted = decode(spec)
+    recodes = wanted.signal != "none" and (wanted.recode_h or wanted.recode_c)
+    of_loss = grad_nll is not None or grad_objective is not None
+    of_decoder = wanted.decoder_grad and (of_loss or (wanted.exact and recodes))
+    compute = _accumulate_dtype(input.dtype)
+
+    def like(tensor: Tensor | None, present: bool) -> Tensor:
+        return input.new_empty(tensor.shape if present and tensor is not None else (0,))
+
     return (
-        torch.empty_like(input) if need_input_grad else input.new_empty(0),
+        like(input, wanted.input_grad),
         torch.empty_like(h0),
         torch.empty_like(c0),
         [torch.empty_like(w) for w in weights],
-        input.new_empty(decoder_weight.shape if need_decoder_grad else (0,)),
-        input.new_empty(
-            decoder_bias.shape if need_decoder_grad and decoder_bias is not None else (0,)
-        ),
-        input.new_empty(
-            step.shape if need_step_grad and not predicted else (0,),
-            dtype=_accumulate_dtype(input.dtype),
-        ),
-        [torch.empty_like(w) for w in step_network] if need_step_grad and predicted else [],
+        like(decoder_weight, of_decoder),
+        like(decoder_bias, of_decoder),
+        [torch.empty_like(t, dtype=compute) for t in step] if wanted.step_grad and recodes else [],
     )
 
 
@@ -253,7 +232,7 @@ def _(
 
 
 @torch.library.register_fake("fused_recoder::signal_gradient")
-def _(hidden, weight, bias, targets, signal):
+def _(hidden, weight, bias, targets, spec):
     _check_devices(hidden, weight=weight, bias=bias, targets=targets)
     return (
         hidden.new_empty(hidden.shape[0], dtype=_accumulate_dtype(hidden.dtype)),
@@ -262,7 +241,7 @@ def _(hidden, weight, bias, targets, signal):
 
 
 def _save_for_signal_gradient_backward(ctx, inputs, output):
-    hidden, weight, bias, targets, ctx.signal = inputs
+    hidden, weight, bias, targets, ctx.spec = inputs
     ctx.has_bias, ctx.has_targets = bias is not None, targets is not None
     ctx.save_for_backward(hidden, weight, *[t for t in (bias, targets) if t is not None])
 
@@ -272,7 +251,7 @@ def _signal_gradient_backward(ctx, delta_bar, grad_bar):
     bias = rest.pop(0) if ctx.has_bias else None
     targets = rest.pop(0) if ctx.has_targets else None
     hidden_bar, weight_bar, bias_bar = ops.signal_gradient_backward(
-        delta_bar, grad_bar, hidden, weight, bias, targets, ctx.signal
+        delta_bar, grad_bar, hidden, weight, bias, targets, ctx.spec
     )
     return hidden_bar, weight_bar, bias_bar if ctx.has_bias else None, None, None
 
@@ -285,7 +264,7 @@ torch.library.register_autograd(
 
 
 @torch.library.register_fake("fused_recoder::signal_gradient_backward")
-def _(delta_bar, grad_bar, hidden, weight, bias, targets, signal):
+def _(delta_bar, grad_bar, hidden, weight, bias, targets, spec):
     return torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0])
 
 

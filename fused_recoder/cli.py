@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 EVAL_SETTINGS = {"signal", "signal_options", "step", "step_options", "states", "device"}
-EXPERIMENTS = "fused-recoder[experiments]"
+TRAINING_NEEDS = ("numpy", "safetensors", "tqdm")
+EXPERIMENTS_NEED = (*TRAINING_NEEDS, "scipy", "sklearn", "optuna", "matplotlib")
 FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, RuntimeError)
 
 
@@ -37,20 +38,15 @@ def env() -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs the command that the arguments name, and exits with its code."""
     parser = argparse.ArgumentParser(prog="fused-recoder", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions, build decision and devices")
-    if importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tqdm") is None:
-        for name in ("train", "eval", "analyze", "reproduce", "search"):
-            commands.add_parser(name, help="needs: pip install fused-recoder[train]")
-        training = False
-    else:
-        _add_train(commands)
-        _add_eval(commands)
-        _add_experiments(commands)
-        training = True
+    _add_what_is_installed(commands)
     commands.add_parser("bench", help="benchmarks, in a clone", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
+    if "install" in arguments:
+        sys.exit(f"fused-recoder {arguments.command}: packages are missing: {arguments.install}")
     if rest and arguments.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "env":
@@ -58,8 +54,6 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(0)
     if arguments.command == "bench":
         sys.exit(_bench(rest))
-    if not training:
-        sys.exit(f"{arguments.command} needs more packages: pip install fused-recoder[train]")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
@@ -73,6 +67,22 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _add_what_is_installed(commands) -> None:
+    """The commands whose packages are there; the others say what they need."""
+    for add, names, extra, packages in (
+        (_add_training, ("train", "eval"), "train", TRAINING_NEEDS),
+        (_add_experiments, ("analyze", "reproduce", "search"), "experiments", EXPERIMENTS_NEED),
+    ):
+        if all(importlib.util.find_spec(package) for package in packages):
+            add(commands)
+            continue
+        for name in names:
+            install = f"pip install 'fused-recoder[{extra}]'"
+            # It takes anything, so that whatever was typed is answered with what is missing.
+            stub = commands.add_parser(name, help=f"needs: {install}", add_help=False)
+            stub.set_defaults(install=install)
+
+
 def _bench(arguments: list[str]) -> int | str:
     clone = Path(__file__).parents[1]
     if not (clone / "bench" / "__main__.py").exists():
@@ -83,6 +93,11 @@ def _bench(arguments: list[str]) -> int | str:
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+
+
+def _add_training(commands) -> None:
+    _add_train(commands)
+    _add_eval(commands)
 
 
 def _add_train(commands) -> None:
@@ -138,15 +153,6 @@ def _add_eval(commands) -> None:
 
 
 def _add_experiments(commands) -> None:
-    packages = ("scipy", "sklearn", "optuna", "matplotlib")
-    if any(importlib.util.find_spec(package) is None for package in packages):
-        for name in ("analyze", "reproduce", "search"):
-            missing = commands.add_parser(
-                name, help="needs: pip install fused-recoder[experiments]"
-            )
-            _common(missing)
-            missing.set_defaults(run=_needs_experiments)
-        return
     from .analysis import command as analyze
     from .experiments import command as reproduce
     from .experiments import search
@@ -155,10 +161,6 @@ def _add_experiments(commands) -> None:
         parser = command.add_parser(commands)
         _common(parser)
         parser.set_defaults(run=command.run)
-
-
-def _needs_experiments(arguments: argparse.Namespace) -> int:
-    raise ImportError("more packages are needed: pip install " + EXPERIMENTS)
 
 
 def _add_setting(group, setting: dataclasses.Field) -> None:

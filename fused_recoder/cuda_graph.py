@@ -36,12 +36,12 @@ class GraphedStep:
         if not tokens.is_cuda:
             raise ValueError(f"tokens must be on a CUDA device, got {tokens.device}")
         rnn = lm.rnn
-        if rnn.signal is not None and type(rnn.step).__name__ == "Lipschitz":
-            raise ValueError("a Lipschitz step cannot be captured: use another step")
+        if rnn.signal is not None and not rnn.step.capturable:
+            kind = type(rnn.step).__name__
+            raise ValueError(f"a {kind} step cannot be captured: use another step")
         self._tokens, self._targets = tokens.clone(), targets.clone()
         shape = tokens.shape if not rnn.batch_first else tokens.shape[::-1]
-        like = torch.empty(1, shape[1], rnn.input_size, device=tokens.device)
-        states = rnn._initial_states(hx, like, False, None)
+        states = rnn.initial_states(hx, shape[1], tokens.device)
         self._hx = tuple(state.detach().clone() for state in states)
         self._parameters = [p for p in lm.parameters() if p.requires_grad]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,9 @@ class EnsembleDecoder(nn.Module):
             entropy of this prediction; the loss of a language model is the members' in both.
     """
 
+    anchor_weight: Tensor  # [K or 1, V, H]
+    anchor_bias: Tensor | None  # [K or 1, V]
+
     def __init__(
         self,
         hidden_size: int,
@@ -36,22 +40,13 @@ class EnsembleDecoder(nn.Module):
         anchor: str = "member",
         predict: str = "members",
         bias: bool = True,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        for name, size in (
-            ("hidden_size", hidden_size),
-            ("vocab_size", vocab_size),
-            ("num_members", num_members),
-        ):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a positive int, got {size!r}")
-        for name, value in (("prior_scale", prior_scale), ("data_noise", data_noise)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        if dataset_size is not None and dataset_size < 1:
-            raise ValueError(f"dataset_size must be positive, got {dataset_size}")
+        sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "num_members": num_members}
+        _check_sizes(sizes)
+        _check_prior(prior_scale, data_noise, dataset_size)
         if anchor not in ("member", "shared"):
             raise ValueError(f"anchor must be 'member' or 'shared', got {anchor!r}")
         if predict not in ("members", "mean_logits"):
@@ -59,7 +54,7 @@ class EnsembleDecoder(nn.Module):
         self.hidden_size, self.vocab_size, self.num_members = hidden_size, vocab_size, num_members
         self.prior_scale, self.data_noise, self.dataset_size = prior_scale, data_noise, dataset_size
         self.anchor, self.predict = anchor, predict
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         shape = (num_members, vocab_size, hidden_size)
         self.weight = nn.Parameter(torch.empty(shape, **factory))  # [K, V, H]
         self.bias = nn.Parameter(torch.empty(shape[:2], **factory)) if bias else None  # [K, V]
@@ -99,7 +94,7 @@ class EnsembleDecoder(nn.Module):
         if self.dataset_size is None:
             raise ValueError("anchor_loss needs dataset_size, the number of training tokens")
         distance = (self.weight - self.anchor_weight).square().sum()
-        if self.bias is not None:
+        if self.bias is not None and self.anchor_bias is not None:
             distance = distance + (self.bias - self.anchor_bias).square().sum()
         pull = self.data_noise / self.prior_scale / self.dataset_size
         return pull * distance / self.num_members
@@ -110,3 +105,17 @@ class EnsembleDecoder(nn.Module):
             f"prior_scale={self.prior_scale}, data_noise={self.data_noise}, "
             f"dataset_size={self.dataset_size}, anchor={self.anchor!r}, predict={self.predict!r}"
         )
+
+
+def _check_sizes(sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a positive int, got {size!r}")
+
+
+def _check_prior(prior_scale: float, data_noise: float, dataset_size: int | None) -> None:
+    for name, value in (("prior_scale", prior_scale), ("data_noise", data_noise)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if dataset_size is not None and dataset_size < 1:
+        raise ValueError(f"dataset_size must be positive, got {dataset_size}")

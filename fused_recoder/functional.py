@@ -5,7 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._masks import (
+    INPUT_STREAM,
+    LAYER_STREAM,
+    OUTPUT_STREAM,
+    RECURRENT_STREAM,
+    SAMPLE_STREAM,
+    SKIP_STREAM,
+    dropout_mask,
+)
+from ._transforms import refuse_forward_mode, refuse_function_transforms
 from .signals import Signal, as_signal
+from .signals.formulas import IGNORE
+from .spec import RecoderSpec
+
+__all__ = [
+    "INPUT_STREAM",
+    "LAYER_STREAM",
+    "OUTPUT_STREAM",
+    "RECURRENT_STREAM",
+    "SAMPLE_STREAM",
+    "SKIP_STREAM",
+    "dropout_mask",
+    "signal_gradient",
+]
 
 
 def signal_gradient(
@@ -21,8 +44,8 @@ def signal_gradient(
     Args:
         hidden: `[..., H]`, what the decoder reads.
         weight: `[V, H]` and bias `[V]`: the decoder.
-        targets: `[...]` int64, gold tokens; -100 gives a signal and a gradient of 0. Without
-            targets, gold signals use the most probable token.
+        targets: `[...]` int64, gold tokens; -100 gives a signal and a gradient of 0. Gold signals
+            need them.
         signal: a name (`"nll"`, `"surprisal"`, `"entropy"`) or a `fused_recoder.signals` object.
 
     Returns:
@@ -30,7 +53,7 @@ def signal_gradient(
         hidden, weight and bias.
     """
     kind = as_signal(signal)
-    if kind is None or kind.name not in ("nll", "surprisal", "entropy"):
+    if kind is None or not kind.single_prediction:
         given = None if kind is None else kind.name
         raise ValueError(f"signal must be 'nll', 'surprisal' or 'entropy', got {given!r}")
     if hidden.dim() < 1:
@@ -41,45 +64,21 @@ def signal_gradient(
             f"targets must have shape {tuple(lead)} like hidden without its last dimension, "
             f"got {tuple(targets.shape)}"
         )
+    kind.check_call(targets, None)
+    refuse_forward_mode((hidden, weight, bias))
+    refuse_function_transforms((hidden, weight, bias))
     ignored = None
-    if targets is not None and (not kind.reads_target or kind.target == "argmax"):
-        ignored, targets = targets == -100, None
+    if targets is not None and not kind.needs_targets:
+        ignored, targets = targets == IGNORE, None
     delta, grad = torch.ops.fused_recoder.signal_gradient(
         hidden.reshape(lead.numel(), hidden.shape[-1]),
         weight,
         bias,
         None if targets is None else targets.reshape(-1),
-        kind.name,
+        RecoderSpec(**kind.spec_fields()).encode(),
     )
     delta, grad = delta.reshape(lead), grad.reshape(hidden.shape)
     if ignored is not None:
         delta = delta.masked_fill(ignored, 0)
         grad = grad.masked_fill(ignored.unsqueeze(-1), 0)
     return delta, grad
-
-
-# Streams of a sequence's seed (csrc/kernels/math.h); the second and the last have one per layer.
-OUTPUT_STREAM = 0
-LAYER_STREAM = 1
-SAMPLE_STREAM = 2048
-INPUT_STREAM = 2049
-SKIP_STREAM = 2050
-RECURRENT_STREAM = 3072
-
-
-def dropout_mask(
-    seed: Tensor,
-    stream: int,
-    p: float,
-    steps: int,
-    rows: int,
-    units: int,
-    dtype: torch.dtype,
-    *,
-    sample: int = 0,
-    time: int = 0,
-) -> Tensor:
-    """The factors (0 or 1/(1-p)) the fused engine applies: `[steps, rows, units]`."""
-    return torch.ops.fused_recoder.dropout_mask(
-        seed, stream, sample, p, time, steps, rows, units, dtype
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ class Gate(nn.Module):
     Args:
         threshold: a fixed one; or
         quantile: the threshold follows this quantile of delta over training (0.8 recodes about one
-            position in five); until the first training step everything is recoded.
+            position in five); until the first training batch everything is recoded.
         momentum: how slowly it follows.
     """
+
+    threshold: Tensor  # [1]
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Gate(nn.Module):
         self.register_buffer("threshold", value, persistent=quantile is not None)
 
     def update(self, delta: Tensor, counted: Tensor | None) -> None:
-        """Follows the deltas `[T, B]` of a training step, where `counted` `[T, B]`."""
+        """Follows the deltas `[T, B]` of a training batch, where `counted` `[T, B]`."""
         if self.quantile is None:
             return
         with torch.no_grad():
@@ -56,7 +59,10 @@ class Gate(nn.Module):
         return f"quantile={self.quantile}, momentum={self.momentum}"
 
 
-def as_gate(gate: float | Gate | None) -> Gate | None:
+GateLike: TypeAlias = float | Gate | None
+
+
+def as_gate(gate: GateLike) -> Gate | None:
     """A gate from what users write: an object, a threshold, or None."""
     if gate is None or isinstance(gate, Gate):
         return gate

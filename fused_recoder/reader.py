@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from .signals import Classifiers
+from ._engine import make_reader
+from ._versions import Versions
+
+if TYPE_CHECKING:
+    from ._language_model import LanguageModelBase
+    from ._module import States
 
 
 class Reader:
@@ -13,35 +20,43 @@ class Reader:
 
     Weights are packed once. A gold signal is completed when the gold token arrives, which is the
     next word fed. Reading a sentence gives what one call over the sentence gives, masks included.
+    It reads in the mode the model was in when it was made or reset: `lm.train()` in between changes
+    neither masks nor the share of positions that are recoded. Changed parameters are noticed.
 
         reader = lm.eval().reader()
         for token in sentence:
             log_probabilities = reader.feed(token)      # [B, V], of the next word
     """
 
-    def __init__(self, lm, batch_size: int = 1, hx=None, *, generator=None):
+    def __init__(
+        self,
+        lm: LanguageModelBase,
+        batch_size: int = 1,
+        hx: States | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ):
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be a positive int, got {batch_size!r}")
-        rnn = lm.rnn
-        if lm.training and (lm.embedding_dropout or rnn.active_dropout != (0.0, 0.0)):
-            raise RuntimeError("a reader reads without dropout: call lm.eval() first")
-        if rnn.signal is not None and rnn.signal.name == "custom":
+        signal = lm.rnn.signal
+        if signal is not None and not signal.fused:
             raise NotImplementedError("a Custom signal has no reader: call the model step by step")
         self.lm, self.batch_size = lm, batch_size
-        self._like = torch.zeros(1, batch_size, rnn.input_size, device=lm.encoder.weight.device)
         self.reset(hx, generator=generator)
 
-    def reset(self, hx=None, *, generator=None) -> None:
+    def reset(self, hx: States | None = None, *, generator: torch.Generator | None = None) -> None:
         """Starts anew, from states `hx` (zeros if None) and with masks of its own."""
-        rnn = self.lm.rnn
-        self._seed = rnn._draw_seed(self._like, generator)
-        h, c = rnn._initial_states(hx, self._like, False, None)
+        lm, rnn, device = self.lm, self.lm.rnn, self.lm.encoder.weight.device
+        if lm.training and (lm.embedding_dropout or rnn.active_dropout != (0.0, 0.0)):
+            raise RuntimeError("a reader reads without dropout: call lm.eval() first")
+        self._seed, self._probability = rnn._draw_seed(device, generator), rnn.active_probability
+        h, c = rnn.initial_states(hx, self.batch_size, device)
         self._make(h, c, 0)
 
     def feed(self, tokens: Tensor | int, labels: Tensor | int | None = None) -> Tensor:
         """Reads `tokens` `[B]` and returns the log probabilities `[B, V]` of the next ones.
 
-        `labels` `[B]` are those of a `Classifier` for this step.
+        `labels` `[B]` are those of a `Classifier` for this time step.
         """
         with torch.no_grad():
             self._refresh()
@@ -50,20 +65,22 @@ class Reader:
             )
 
     def finish(self, gold: Tensor | int) -> None:
-        """Tells the gold tokens `[B]` of the last step without reading on (-100: none)."""
+        """Tells the gold tokens `[B]` of the last time step without reading on (-100: none).
+
+        It is recoded with the weights that predicted it, also if they have changed since.
+        """
         with torch.no_grad():
-            self._refresh()
             self._reader.finish(self._as_batch(gold))
 
     @property
     def hx(self) -> tuple[Tensor, Tensor]:
-        """The states, each `[L, B, H]`: recoded, but for a last step whose gold is not known."""
+        """The states, each `[L, B, H]`: recoded, but for a last word whose gold is not known."""
         dtype = self.lm.rnn.weight_hh_l0.dtype
         return self._reader.h().to(dtype), self._reader.c().to(dtype)
 
     @property
     def delta(self) -> Tensor:
-        """The signal `[B]` of the last step that was recoded."""
+        """The signal `[B]` of the last time step that was recoded."""
         return self._reader.delta()
 
     @property
@@ -73,56 +90,27 @@ class Reader:
 
     def _as_batch(self, tokens: Tensor | int) -> Tensor:
         if isinstance(tokens, int):
-            tokens = torch.full((self.batch_size,), tokens, device=self._like.device)
+            tokens = torch.full((self.batch_size,), tokens, device=self.lm.encoder.weight.device)
         return tokens
 
-    def _versions(self) -> list:
-        parameters = [*self.lm.parameters(), *self.lm.rnn.buffers()]
-        return [(p.data_ptr(), p._version) for p in parameters]
+    def _tensors(self) -> list[Tensor]:
+        return [*self.lm.parameters(), *self.lm.rnn.buffers()]
 
     def _refresh(self) -> None:
         """Packs anew if a parameter has changed."""
-        if self._versions() == self._packed_for:
+        if self._packed_for.hold_for(self._tensors()):
             return
         if self._reader.pending():
             raise RuntimeError(
-                "a parameter changed while the last step waits for its gold token: "
+                "a parameter changed while the last time step waits for its gold token: "
                 "call finish() or reset() first"
             )
         self._make(*self.hx, self.time)
 
     def _make(self, h: Tensor, c: Tensor, time: int) -> None:
-        lm, rnn = self.lm, self.lm.rnn
-        signal, step = rnn.signal, rnn.step
-        classifiers = signal.members if isinstance(signal, Classifiers) else []
+        self.lm._share_decoder()
         with torch.no_grad():
-            weight, bias = rnn.decoder_parameters()
-            recodes = signal is not None
-            sizes = step.sizes(rnn) if recodes else h.new_zeros(rnn.num_layers, len(rnn.states))
-            self._packed_for = self._versions()
-            self._reader = torch.classes.fused_recoder.Reader(
-                lm.encoder.weight,
-                h,
-                c,
-                [w for layer in rnn.all_weights for w in layer],
-                weight,
-                bias,
-                [t for classifier in classifiers for t in (classifier.weight, classifier.bias)],
-                sizes,
-                step.network_tensors() if recodes and step.kind == "predicted" else [],
-                None if rnn.gate is None else rnn.gate.threshold,
-                self._seed,
-                signal.engine_name if recodes else "none",
-                recodes and signal.target == "argmax",
-                signal.samples if recodes else 1,
-                signal.p if recodes else 0.0,
-                getattr(lm.decoder, "predict", None) == "mean_logits",
-                [2 * layer + (s == "c") for layer, s in (signal.places if classifiers else [])],
-                "h" in rnn.states,
-                "c" in rnn.states,
-                step.kind if recodes else "given",
-                getattr(step, "shrink", 0.5),
-                getattr(step, "trials", 1),
-                time,
-                rnn.active_probability if recodes else 1.0,
-            )
+            self._packed_for = Versions(self._tensors())
+            if self._seed is None:  # a signal that drops nothing may have been told to
+                self._seed = self.lm.rnn._draw_seed(h.device, None)
+            self._reader = make_reader(self.lm, h, c, self._seed, time, self._probability)

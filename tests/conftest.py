@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
 import fused_recoder as fr
+from fused_recoder import _C
 from fused_recoder._ops import ForwardArguments
+from fused_recoder.spec import RecoderSpec
 
 # Test processes run side by side, one core each; what is about threads asks for them.
 torch.set_num_threads(1)
@@ -85,10 +88,24 @@ def as_dtype(rnn, decoder, dtype):
     return rnn.to(dtype), decoder.to(dtype)
 
 
+SPEC_FIELDS = {field.name for field in dataclasses.fields(RecoderSpec)}
+
+
 def forward_arguments(**given) -> ForwardArguments:
-    """Arguments of the op recode_forward: nothing where nothing is given."""
-    lists = {"classifiers": [], "step_network": []}
+    """Arguments of the op recode_forward: tensors and fields of the spec by name, nothing where
+    nothing is given. `signal` and `step` are names, their tensors `signal_tensors` and `sizes`."""
+    fields = {name: given.pop(name) for name in SPEC_FIELDS & given.keys()}
+    lists = {"signal": given.pop("signal_tensors", []), "step": [given.pop("sizes")]}
     optional = dict.fromkeys(
         ("decoder_weight", "decoder_bias", "gate", "targets", "labels", "mask", "lengths", "seed")
     )
-    return ForwardArguments(**(lists | optional | given))
+    spec = RecoderSpec(**fields).encode()
+    return ForwardArguments(**(lists | optional | given), spec=spec)
+
+
+def saved_by_name(a: ForwardArguments, saved: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the op recode_forward has saved."""
+    ensemble = a.decoder_weight is not None and a.decoder_weight.dim() == 3
+    has_bias = a.decoder_bias is not None
+    layout = _C.saved_layout(a.spec, a.h0.shape[0] > 1, ensemble, has_bias)
+    return {name: tensor for (name, *_), tensor in zip(layout, saved, strict=True)}

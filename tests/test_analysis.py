@@ -14,8 +14,14 @@ import torch
 from tiny_text import TINY, write_text
 
 import fused_recoder as fr
-from fused_recoder.analysis import dynamic, signal_shape, theorems
-from fused_recoder.analysis.compare import ModelRuns, p_values
+from fused_recoder.analysis import dynamic, figures, signal_shape, theorems
+from fused_recoder.analysis.compare import (
+    NUMBERS,
+    ModelRuns,
+    SentenceNumbers,
+    p_values,
+    read_runs,
+)
 from fused_recoder.analysis.sentences import NATS_PER_BIT, read, tokenize
 from fused_recoder.training import Config, Corpus, Trainer, Vocabulary, build_model, evaluate
 from fused_recoder.training.data import IGNORE
@@ -146,6 +152,33 @@ def test_recoding_one_word_changes_the_following_ones_only():
     assert all(a != b for a, b in zip(once.surprisal[2:], nowhere.surprisal[2:], strict=True))
 
 
+def test_reading_leaves_the_model_as_it_is():
+    lm = model().float().train()
+    before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    read(lm, VOCABULARY, tokens())
+    assert lm.training
+    for name, tensor in lm.state_dict().items():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("signal", ["nll", "entropy", "mc_dropout"])
+@pytest.mark.parametrize("states", ["hc", "c"])
+def test_what_the_last_correction_did(signal, states):
+    """Every word once more, with the correction before its prediction left out by a mask."""
+    lm = model(signal, states=states, step=0.5)
+    ours = read(lm, VOCABULARY, tokens(), seed=5)[0]
+    length = len(ours.tokens)
+    late = signal == "nll" or states == "c"  # then the correction comes after the prediction
+    assert late == (ours.surprisal == ours.surprisal_before)
+    for t in range(length):
+        left_out = t + 1 - late  # a number from 1; 0: there is none before the first word
+        others = [n for n in range(1, length + 1) if n != left_out]
+        once = read(lm, VOCABULARY, tokens(), recode=others, seed=5)[0]
+        assert ours.surprisal_uncorrected[t] == pytest.approx(once.surprisal[t], rel=1e-9)
+    assert ours.surprisal_uncorrected[1:] != pytest.approx(ours.surprisal[1:], rel=1e-3)
+
+
 def test_variational_models_are_refused():
     with pytest.raises(ValueError, match="variational"):
         read(model("variational", signal_options={"num_samples": 2}), VOCABULARY, tokens())
@@ -201,7 +234,8 @@ def test_surprisal_tools_can_read_the_table(analysis):
         ("1", "4", "w17"), ("2", "1", "w2"), ("2", "2", "</script>"),
     ]  # fmt: skip
     assert [row["unknown"] for row in rows] == ["0"] * 5 + ["1", "0"]
-    assert all(float(row["delta_after"]) < float(row["delta"]) for row in rows)
+    known = [row for row in rows if row["unknown"] == "0"]
+    assert all(float(row["delta_after"]) < float(row["delta"]) for row in known)
     assert float(rows[0]["step_h0"]) == 0.5
     with open(analysis / "plain.tsv", newline="") as file:
         plain = list(csv.DictReader(file, delimiter="\t"))
@@ -209,11 +243,83 @@ def test_surprisal_tools_can_read_the_table(analysis):
     assert float(plain[0]["surprisal"]) > 0
 
 
+def test_unknown_words_have_no_numbers(analysis, capsys):
+    for name in ("plain", "nll"):
+        with open(analysis / f"{name}.tsv", newline="") as file:
+            (row,) = [r for r in csv.DictReader(file, delimiter="\t") if r["unknown"] == "1"]
+        assert row["token"] == "</script>"
+        for column in ("surprisal", "surprisal_sd", *NUMBERS):
+            assert row[column] == ""
+
+
+def test_means_leave_unknown_words_out(runs, tmp_path, capsys):
+    def bits(*sentences: str) -> list[str]:
+        flags = [flag for sentence in sentences for flag in ("--sentence", sentence)]
+        assert analyze(runs["nll"][0], *flags, "--out", tmp_path) == 0
+        said = capsys.readouterr().out.splitlines()[0]
+        return re.findall(r"([\d.]+) bits per known word", said)
+
+    (mean,) = bits("w1 w3")
+    assert bits("w1 w3 zebra", "yak") == [mean]
+    assert bits("zebra") == []
+    assert (tmp_path / "sentence-001.png").is_file()
+
+
 def test_figures_are_drawn(analysis):
     assert sorted(p.name for p in analysis.glob("sentence-*")) == [
         "sentence-001.png", "sentence-001.svg", "sentence-002.png", "sentence-002.svg",
     ]  # fmt: skip
     assert (analysis / "sentence-001.png").stat().st_size > 10_000
+
+
+def panels(monkeypatch, tmp_path, by_model):
+    """The axes of a figure that is drawn, from above."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure.axes))
+    figures.draw_sentence(by_model, tmp_path / "a.png")
+    assert len(drawn) == 2
+    return drawn[0]
+
+
+def numbers_of(signal):
+    runs = [read(model(signal), VOCABULARY, tokens())[0] for _ in range(2)]
+    values = {name: np.array([getattr(r, name) for r in runs]) for name in NUMBERS}
+    return SentenceNumbers(runs[0].tokens, runs[0].recoded, values, {})
+
+
+def test_lines_go_through_predictions_only(monkeypatch, tmp_path):
+    """The value decoded again from a recoded state knows its word: it is on no line."""
+    plain, nll = numbers_of(None), numbers_of("nll")
+    top, bottom = panels(monkeypatch, tmp_path, {"plain": plain, "nll": nll})
+    lines = [line.get_ydata() for line in top.lines]
+    np.testing.assert_allclose(lines, [plain.mean("surprisal"), nll.mean("surprisal")])
+    change, zero = bottom.lines
+    np.testing.assert_allclose(
+        change.get_ydata(), nll.mean("surprisal") - nll.mean("surprisal_uncorrected")
+    )
+    assert zero.get_ydata() == [0, 0]
+
+
+def test_lines_have_a_gap_where_a_word_is_unknown(runs, monkeypatch, tmp_path):
+    numbers = read_runs(ModelRuns("nll", tuple(runs["nll"])), ["w1 w3 zebra w5 w6"])[0]
+    top, bottom = panels(monkeypatch, tmp_path, {"nll": numbers})
+    for axis in (top, bottom):
+        assert np.flatnonzero(np.isnan(axis.lines[0].get_ydata())).tolist() == [2]
+        (column,) = axis.patches
+        assert column.get_x() + column.get_width() / 2 == pytest.approx(2)
+        assert column.get_label() == "unknown word"
+
+
+def test_a_signal_of_its_own_has_a_panel(monkeypatch, tmp_path):
+    entropy = numbers_of("entropy")
+    assert len(panels(monkeypatch, tmp_path, {"plain": numbers_of(None)})) == 1
+    _, _, signal = panels(monkeypatch, tmp_path, {"entropy": entropy})
+    before, after = signal.lines
+    np.testing.assert_allclose(before.get_ydata(), entropy.mean("delta"))
+    np.testing.assert_allclose(after.get_ydata(), entropy.mean("delta_after"))
+    assert (before.get_linestyle(), after.get_linestyle()) == ("-", "None")
 
 
 def test_the_page_needs_nothing_but_itself(analysis):
@@ -267,11 +373,26 @@ def test_the_page_in_a_browser(analysis, tmp_path):
         ([], "nothing to read"),
         (["--sentence", "..."], "no words"),
         (["--sentences", "nowhere.txt"], "nowhere.txt"),
+        (["--sentences", "latin-1.txt"], "latin-1.txt, line 2: byte 4 (0xe9) is not UTF-8"),
     ],
 )
-def test_mistakes_are_answered_in_a_sentence(runs, tmp_path, capsys, arguments, message):
+def test_mistakes_are_answered_in_a_sentence(
+    runs, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin-1.txt").write_bytes("w1 w2\nw3 \xe9\n".encode("latin-1"))
     assert analyze(runs["nll"][0], *arguments, "--out", tmp_path / "out") == 1
     assert message in capsys.readouterr().err
+
+
+def test_dollars_are_no_formula(runs, tmp_path):
+    """In a word and in a model's name; two of them in one text made matplotlib look for one."""
+    out = tmp_path / "out"
+    assert analyze(f"$x_^$={runs['nll'][0]}", "--sentence", "w1 $5_^$ w2", "--out", out) == 0
+    assert "$5_^$" in (out / "index.html").read_text()
+    drawn = (out / "sentence-001.svg").read_text()
+    assert "<!-- $5_^$ -->" in drawn
+    assert "<!-- $x_^$ -->" in drawn
 
 
 def test_models_need_different_names(runs, tmp_path, capsys):

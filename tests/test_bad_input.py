@@ -36,7 +36,7 @@ CLASSES = [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM]
         ({"hidden_size": 1.5}, ValueError, "hidden_size must be a positive int"),
         ({"decoder": None}, TypeError, "decoder must be a Linear-like module"),
         ({"decoder": nn.Linear(8, 11)}, ValueError, "decoder must read hidden_size = 7"),
-        ({"colour": "red"}, TypeError, "unexpected arguments: colour"),
+        ({"colour": "red"}, TypeError, "unexpected keyword argument 'colour'"),
     ],
 )
 def test_bad_options(cls, options, error, message):
@@ -82,9 +82,9 @@ def test_bad_arguments(which, change, error, message):
 )
 def test_bad_values_are_found_before_anything_is_computed(change, message):
     rnn, _, _ = make_pair(signal="nll")
-    x, hx, _ = make_inputs(rnn)
+    x, hx, y = make_inputs(rnn)
     with pytest.raises(ValueError, match=message):
-        rnn(x, hx, **change)
+        rnn(x, hx, **({"targets": y} | change))
 
 
 def test_shapes_in_messages_follow_the_layout_of_the_input():
@@ -94,11 +94,19 @@ def test_shapes_in_messages_follow_the_layout_of_the_input():
         rnn(x, targets=torch.zeros(4, 3).long())
 
 
+@pytest.mark.parametrize("cls", [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM])
+def test_no_packed_sequence_holds_the_samples_of_a_variational_signal(cls):
+    rnn = cls(5, 7, decoder=nn.Linear(7, 11), signal=fr.signals.Variational(3, 0.2))
+    packed = pack_sequence([torch.zeros(n, 5) for n in (3, 2)])
+    with pytest.raises(ValueError, match="input must not be packed with Variational"):
+        rnn(packed)
+
+
 def test_packed_input_has_its_own_lengths():
     rnn, _, _ = make_pair(signal="nll")
     packed = pack_sequence([torch.zeros(n, 5, dtype=torch.float64) for n in (3, 2)])
     with pytest.raises(ValueError, match="lengths must not be given with a PackedSequence"):
-        rnn(packed, lengths=torch.tensor([3, 2]))
+        rnn(packed, lengths=torch.tensor([3, 2]), targets=torch.zeros(3, 2).long())
     other = pack_sequence([torch.zeros(n).long() for n in (3, 1)])
     with pytest.raises(ValueError, match="targets must have the batch_sizes of input"):
         rnn(packed, targets=other)

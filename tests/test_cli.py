@@ -221,3 +221,37 @@ def test_a_log_file_gets_lines_and_an_interrupt_says_how_to_go_on(text, tmp_path
     assert f"fused-recoder train --out {out} --resume" in said
     steps = exact_metrics(out)[-1]["step"]
     assert f"at step {steps}" in said
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "arguments"),
+    [
+        ("safetensors", "train", ["train", "x", "--out", "y"]),
+        ("safetensors", "train", ["eval", "--help"]),
+        ("safetensors", "experiments", ["analyze", "x", "--sentence", "a b", "--out", "y"]),
+        ("optuna", "experiments", ["search", "x", "--out", "y"]),
+        ("scipy", "experiments", ["reproduce", "x", "study", "--out", "y"]),
+    ],
+)
+def test_missing_packages_are_the_answer_to_any_arguments(
+    monkeypatch, call, missing, extra, arguments
+):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(
+        cli.importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+    code, _, said = call(*arguments)
+    assert code == (
+        f"fused-recoder {arguments[0]}: packages are missing: pip install 'fused-recoder[{extra}]'"
+    )
+    assert said == ""
+
+
+def test_what_needs_no_further_packages_still_works(monkeypatch, call):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(
+        cli.importlib.util, "find_spec", lambda name: None if name == "tqdm" else find(name)
+    )
+    code, said, _ = call("env")
+    assert code == 0
+    assert "fused_recoder" in said

@@ -9,21 +9,38 @@ from fused_recoder.cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES += [ROOT / "results" / "README.md"]
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_runs(page):
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_python_runs(page, tmp_path, monkeypatch):
+    """As it stands, in the order of the page, where nothing but the package is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSED_RECODER_CACHE", str(tmp_path / "cache"))
     namespace = {}
     for block in blocks(page, "python"):
-        exec(compile(block, page.name, "exec"), namespace)
+        exec(compile(block, page_name(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_all_code_is_in_blocks_that_run(page):
+    """An indented or unnamed block of Python would escape the test above."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    assert not re.findall(r"^ {4}(?:import |from [\w.]+ import|def |\w+ = [\w.]+\().*", prose, re.M)
+    fences = re.findall(r"^```([^\n]*)\n.*?^```", page.read_text(), re.S | re.M)
+    assert set(fences) <= {"python", "sh"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([\w./-]+)(?:#([\w-]+))?\)", page.read_text()):
         path = page.parent / target
@@ -40,7 +57,7 @@ def commands() -> list[tuple[str, str]]:
         for block in blocks(page, "sh"):
             for line in block.replace("\\\n", " ").splitlines():
                 if line.startswith("fused-recoder "):
-                    found.append((page.name, line.split("#")[0].strip()))
+                    found.append((page_name(page), line.split("#")[0].strip()))
     return found
 
 
@@ -54,12 +71,39 @@ def test_commands_exist(page, line, capsys):
         assert re.search(rf"{flag}\b", shown), f"{command} has no {flag}"
 
 
-def test_the_readme_shows_the_table_of_the_study():
+def study_rows() -> dict[str, list[str]]:
+    """The cells of the study's table, by model."""
+    table = (ROOT / "results" / "study" / "tables" / "study.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:1] == "|"]
+    return {cells[0].split(" (")[0]: cells for cells in rows}
+
+
+def test_the_readme_has_a_short_way_in():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 160
+    assert len(re.findall(r"^!\[", text, re.M)) == 1
+    (test_command,) = re.findall(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert any(
+        line.startswith(test_command)
+        for b in blocks(ROOT / "README.md", "sh")
+        for line in b.splitlines()
+    )
+
+
+def test_the_readme_has_the_four_results_of_the_study():
+    """The last of them beats recoding, and is not left out."""
+    rows = re.findall(r"^\| .* \| (\d.*) \|$", (ROOT / "README.md").read_text(), re.M)
+    study = study_rows()
+    names = ("baseline", "nll-hc-learned", "nll-hc-learned-exact", "dynamic-evaluation.baseline")
+    assert rows == [study[name][3] for name in names]
+
+
+def test_the_page_of_results_shows_the_table_of_the_study():
     table = (ROOT / "results" / "study" / "tables" / "study.md").read_text()
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len(rows) > 10
-    readme = (ROOT / "README.md").read_text()
-    (block,) = re.findall(r"<!-- study: begin -->\n(.*?)<!-- study: end -->", readme, re.S)
+    page = (ROOT / "results" / "README.md").read_text()
+    (block,) = re.findall(r"<!-- study: begin -->\n(.*?)<!-- study: end -->", page, re.S)
     assert [line for line in block.splitlines() if line.startswith("|")] == rows
 
 

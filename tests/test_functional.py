@@ -8,7 +8,7 @@ from conftest import relative_error
 
 import fused_recoder as fr
 from fused_recoder.functional import signal_gradient
-from fused_recoder.reference import signal_value
+from fused_recoder.signals import as_signal
 
 SIGNALS = ["nll", "surprisal", "entropy"]
 
@@ -22,13 +22,11 @@ def make(shape=(4, 3), H=6, V=13, dtype=torch.float64):
 
 @pytest.mark.parametrize("signal", SIGNALS)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (2, 3, 4)])
-@pytest.mark.parametrize("given", [True, False])
-def test_value_and_gradient_are_autograds(signal, shape, given):
+def test_value_and_gradient_are_autograds(signal, shape):
     hidden, weight, bias, targets = make(shape)
-    delta, grad = signal_gradient(hidden, weight, bias, targets if given else None, signal=signal)
+    delta, grad = signal_gradient(hidden, weight, bias, targets, signal=signal)
     logits = (hidden @ weight.t() + bias).reshape(-1, 13)
-    tokens = targets.reshape(-1) if given else logits.argmax(-1)
-    want = signal_value(signal, logits, tokens)
+    want = as_signal(signal).value(logits, targets.reshape(-1))
     assert delta.shape == shape
     assert grad.shape == hidden.shape
     torch.testing.assert_close(delta.reshape(-1), want, rtol=1e-12, atol=1e-14)
@@ -186,10 +184,24 @@ def test_bad_input_names_the_argument(change, error, message):
         )  # fmt: skip
 
 
-def test_signal_objects_are_accepted():
+@pytest.mark.parametrize("kind", [fr.signals.NLL, fr.signals.Surprisal])
+def test_the_most_probable_token_can_be_asked_for(kind):
     hidden, weight, bias, targets = make((4,))
-    by_name = signal_gradient(hidden, weight, bias, None, signal="surprisal")
-    by_object = signal_gradient(
-        hidden, weight, bias, targets, signal=fr.signals.Surprisal(target="argmax")
-    )
-    torch.testing.assert_close(by_object, by_name)
+    targets[1] = -100
+    argmax = (hidden @ weight.t() + bias).argmax(-1)
+    want = signal_gradient(hidden, weight, bias, argmax, signal=kind())
+    without = signal_gradient(hidden, weight, bias, signal=kind(target="argmax"))
+    torch.testing.assert_close(without, want)
+    # Targets only say what to ignore.
+    delta, grad = signal_gradient(hidden, weight, bias, targets, signal=kind(target="argmax"))
+    counted = targets != -100
+    torch.testing.assert_close((delta[counted], grad[counted]), tuple(w[counted] for w in want))
+    assert not delta[1]
+    assert not grad[1].any()
+
+
+@pytest.mark.parametrize("signal", ["nll", "surprisal"])
+def test_a_gold_signal_needs_its_gold(signal):
+    hidden, weight, bias, _ = make((4,))
+    with pytest.raises(ValueError, match=r"targets must be given.*target=.argmax.\)"):
+        signal_gradient(hidden, weight, bias, signal=signal)

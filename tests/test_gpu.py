@@ -35,8 +35,8 @@ def on_gpu(value):
 def same_seed(monkeypatch):
     """Both devices draw the seed of their masks from the CPU's generator."""
 
-    def draw(self, x, generator):
-        return torch.randint(2**63 - 1, (1,)).to(x.device)
+    def draw(self, device, generator):
+        return torch.randint(2**63 - 1, (1,)).to(device)
 
     monkeypatch.setattr(_module.RecodingLSTMBase, "_draw_seed", draw)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SIGNALS, STATES, forward_arguments, make_inputs, make_pair
+from conftest import SIGNALS, STATES, forward_arguments, make_inputs, make_pair, saved_by_name
 
 import fused_recoder as fr
 
@@ -50,18 +50,21 @@ def test_detached_backward_is_the_derivative_with_the_recoder_replayed(
     between = dropout if layers > 1 else 0.0
     weights = [w for layer in rnn.all_weights for w in layer]
 
-    def fused(x, h0, c0, steps, *weights):
-        arguments = forward_arguments(
+    def arguments(x, h0, c0, steps, *weights):
+        return forward_arguments(
             input=x, h0=h0, c0=c0, weights=weights, decoder_weight=decoder.weight,
-            decoder_bias=decoder.bias, step=steps, targets=y, lengths=lengths, seed=seed,
+            decoder_bias=decoder.bias, sizes=steps, targets=y, lengths=lengths, seed=seed,
             signal=signal or "none", recode_h="h" in states, recode_c="c" in states,
-            dropout=between, output_dropout=dropout, save=True, save_step_grads=True,
+            dropout=between, output_dropout=dropout, save=True, step_grad=True,
         )  # fmt: skip
-        return torch.ops.fused_recoder.recode_forward(*arguments)
+
+    def fused(*inputs):
+        return torch.ops.fused_recoder.recode_forward(*arguments(*inputs))
 
     steps = rnn.step().detach().requires_grad_()
-    *_, saved = fused(x, h0, c0, steps, *weights)
-    shifts = saved[4] if signal else None
+    inputs = (x, h0, c0, steps, *weights)
+    *_, saved = fused(*inputs)
+    shifts = saved_by_name(arguments(*inputs), saved)["step_grads"] if signal else None
     masks = [
         None if p == 0 else fr.functional.dropout_mask(seed, stream, p, 3, 2, 3, torch.float64)
         for stream, p in [(1 + l, between) for l in range(layers - 1)] + [(0, dropout)]
@@ -82,7 +85,6 @@ def test_detached_backward_is_the_derivative_with_the_recoder_replayed(
                 outputs = fused(*inputs)[:3]
                 return torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True)
 
-    inputs = (x, h0, c0, steps, *weights)
     for got, want in zip(Replay.apply(*inputs), fused(*inputs), strict=False):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
     assert torch.autograd.gradcheck(Replay.apply, inputs)
@@ -131,7 +133,7 @@ def test_gradient_of_an_unsaved_forward_is_refused():
     weights = [w for layer in rnn.all_weights for w in layer]
     arguments = forward_arguments(
         input=x, h0=hx[0], c0=hx[1], weights=weights, decoder_weight=decoder.weight,
-        decoder_bias=decoder.bias, step=rnn.step(), targets=y, signal="nll",
+        decoder_bias=decoder.bias, sizes=rnn.step(), targets=y, signal="nll",
     )  # fmt: skip
     output, *_ = torch.ops.fused_recoder.recode_forward(*arguments)
     with pytest.raises(RuntimeError, match="save=False"):

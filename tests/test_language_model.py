@@ -181,7 +181,7 @@ def test_loss_is_the_mean_over_counted_tokens_and_zero_without_any():
 
 
 def test_without_targets_there_is_no_loss():
-    fused, oracle = make_pair()
+    fused, oracle = make_pair(signal=fr.signals.NLL(target="argmax"))
     tokens, _, hx = make_batch()
     out, want = fused(tokens, hx=hx, logits=True), oracle(tokens, hx=hx, logits=True)
     assert out.loss is None

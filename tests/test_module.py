@@ -36,14 +36,16 @@ TARGETS = (TOKENS * 3 + 1) % 11
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("options", [{"signal": None}, {"signal": "nll", "step": 0}])
+@pytest.mark.parametrize(
+    "options", [{"signal": None}, {"signal": "nll", "step": 0}, {"signal": "entropy", "step": 0}]
+)
 def test_without_recoding_it_is_nn_lstm(layers, options, threads):
     lstm = nn.LSTM(5, 7, layers, dtype=torch.float64)
     decoder = nn.Linear(7, 11, dtype=torch.float64)
     ours = fr.FusedRecodingLSTM.from_lstm(lstm, decoder, **options)
     x, hx, y = make_inputs(ours)
     torch.testing.assert_close(ours(x, hx, targets=y), lstm(x, hx), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(ours(x), lstm(x), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(ours(x, targets=y), lstm(x), rtol=1e-12, atol=1e-14)
     cotangent = torch.randn(4, 3, 7, dtype=torch.float64)
     wanted = [x, *hx, *lstm.parameters()]
     got = torch.autograd.grad(ours(x, hx, targets=y)[0], wanted, cotangent)
@@ -171,11 +173,11 @@ def test_no_label_leaks_into_the_prediction_of_its_own_step():
 
 def test_output_is_recoded_for_signals_without_labels():
     rnn, _, _ = make_pair(signal="entropy", layers=1)
-    x, hx, _ = make_inputs(rnn)
+    x, hx, y = make_inputs(rnn)
     output, (h_n, _) = rnn(x, hx)
     assert torch.equal(output[-1], h_n[-1])
     rnn, _, _ = make_pair(signal="nll", layers=1)
-    output, (h_n, _) = rnn(x, hx)
+    output, (h_n, _) = rnn(x, hx, targets=y)
     assert not torch.equal(output[-1], h_n[-1])
 
 

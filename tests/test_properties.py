@@ -5,10 +5,14 @@ from conftest import STATES, assert_all_close, make_inputs, make_pair, run_with_
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fused_recoder import signals
+
+SIGNALS = [None, "nll", "surprisal", "entropy"]
+SIGNALS += [kind(target="argmax") for kind in (signals.NLL, signals.Surprisal)]
 size = st.integers(1, 9)
 options = st.fixed_dictionaries(
     {
-        "signal": st.sampled_from([None, "nll", "surprisal", "entropy"]),
+        "signal": st.sampled_from(SIGNALS),
         "states": st.sampled_from(STATES),
         "step": st.one_of(st.floats(-1, 3), st.just("learned")),
         "dropout": st.sampled_from([0.0, 0.5]),
@@ -31,7 +35,9 @@ def test_fused_equals_reference(T, B, I, H, L, V, options, data):
     if options["batch_first"]:
         x, y = x.detach().transpose(0, 1).requires_grad_(), y.t()
     ignored = torch.rand(y.shape) < data.draw(st.sampled_from([0.0, 0.3]))
-    arguments = {"targets": data.draw(st.sampled_from([None, y.masked_fill(ignored, -100)]))}
+    arguments = {"targets": y.masked_fill(ignored, -100)}
+    if options["signal"] not in ("nll", "surprisal") and data.draw(st.booleans()):
+        arguments = {}
     if data.draw(st.booleans()):
         arguments["lengths"] = torch.randint(1, T + 1, (B,))
     if data.draw(st.booleans()):

@@ -136,6 +136,46 @@ def test_a_parameter_that_changes_while_a_step_is_open_is_an_error():
     reader.feed(4)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_open_step_is_finished_with_the_weights_that_predicted_it(step, batch):
+    lm = make_model("nll", step, gate=0.1)
+    reader, untouched = lm.reader(batch), lm.reader(batch)
+    for each in (reader, untouched):
+        each.feed(torch.arange(batch))
+    untouched.finish(torch.arange(batch) + 4)
+    states = untouched.hx
+    with torch.no_grad():
+        for tensor in (*lm.parameters(), *lm.rnn.buffers()):
+            tensor.mul_(1.5).add_(0.2)
+    reader.finish(torch.arange(batch) + 4)
+    torch.testing.assert_close(reader.hx, states, rtol=0, atol=0)
+    torch.testing.assert_close(reader.delta, untouched.delta, rtol=0, atol=0)
+    # And it reads on with the new ones.
+    fresh = lm.reader(batch, states)
+    following = torch.arange(batch) + 4
+    torch.testing.assert_close(reader.feed(following), fresh.feed(following), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("signal", ["nll", "entropy", "mc-unit"])
+def test_the_mode_of_a_reader_is_that_of_its_making(signal):
+    """`lm.train()` asks for masks that a reader has no seed for."""
+    lm = make_model(signal, probability=0.5, embedding_dropout=0.1, dropout=0.2)
+    readers = [lm.reader(2, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    want, got = [], []
+    for t in (1, 2, 3):
+        want.append(readers[0].feed(torch.tensor([t, t + 1])))
+    for t in (1, 2, 3):
+        got.append(readers[1].feed(torch.tensor([t, t + 1])))
+        lm.train()
+        if not readers[1]._reader.pending():
+            with torch.no_grad():
+                lm.decoder.bias.add_(1.0)  # packs anew, and changes no probability
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match=r"call lm\.eval\(\) first"):
+        readers[1].reset()
+
+
 def test_reset_starts_anew_and_ignored_gold_leaves_the_state_alone():
     lm = make_model("nll")
     reader = lm.reader(2)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -13,18 +14,22 @@ import pytest
 from tiny_text import write_text
 
 from fused_recoder.experiments import (
+    adapting,
     command,
     jobs,
     plots,
     report,
+    rows,
     study,
     study_report,
     tables,
 )
+from fused_recoder.experiments.adapting import best_choice, edges, search_grid
 from fused_recoder.experiments.explore import explore
-from fused_recoder.experiments.jobs import Measurement, Training, result, work
+from fused_recoder.experiments.jobs import Measurement, Training, work
+from fused_recoder.experiments.rows import result
 from fused_recoder.experiments.scales import SCALES, first_lines
-from fused_recoder.experiments.statistics import compare, describe
+from fused_recoder.experiments.statistics import compare, compare_seeds, describe
 from fused_recoder.experiments.variants import BASELINE
 from fused_recoder.training import Config, Trainer
 
@@ -63,9 +68,18 @@ def read_lines(path):
 
 
 def write_result(out, name, **values):
-    (out / name).mkdir(parents=True, exist_ok=True)
     row = {"name": name, "status": "finished", "test_tokens_per_second": 1000.0} | values
-    (out / name / jobs.RESULT).write_text(json.dumps(row))
+    forget(out, name)
+    with open(out / rows.ROWS, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def forget(out, name):
+    """As if the job had not been done."""
+    (out / name / rows.RESULT).unlink(missing_ok=True)
+    path = out / rows.ROWS
+    kept = [row for row in read_lines(path) if row["name"] != name] if path.exists() else []
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 # Jobs
@@ -103,16 +117,16 @@ def test_what_a_job_has_found_is_asked_for_the_next(tmp_path):
             found.append(Measurement("second", {}, (), lambda f, d: {"value": value + 1}))
         return found
 
-    rows = work(jobs_so_far, tmp_path, tmp_path, say=quiet)
-    assert [row["value"] for row in rows] == [3, 4]
+    found = work(jobs_so_far, tmp_path, tmp_path, say=quiet)
+    assert [row["value"] for row in found] == [3, 4]
 
 
 def test_a_run_that_diverges_is_a_result_and_what_needs_it_is_left_out(text, tmp_path):
     training = Training("wild", tiny(lr=1e30, clip=None, epochs=2))
     wanted = [training, Measurement("on it", {}, (training.name,), lambda f, d: {})]
-    rows = work(lambda: wanted, tmp_path, text, say=quiet)
-    assert [row["status"] for row in rows] == ["diverged"]
-    assert "not finite" in rows[0]["error"] or "nan" in rows[0]["error"]
+    (row,) = work(lambda: wanted, tmp_path, text, say=quiet)
+    assert row["status"] == "diverged"
+    assert "not finite" in row["error"] or "nan" in row["error"]
 
 
 def test_a_result_may_be_kept_without_its_model(text, tmp_path):
@@ -171,6 +185,130 @@ def test_a_text_is_cut(text, tmp_path):
     assert (text / "train.txt").read_text().startswith((folder / "train.txt").read_text())
 
 
+# Rows
+
+
+def test_what_is_finished_is_known_from_the_rows_alone(text, tmp_path, monkeypatch):
+    """Of a study whose folders are lost: nothing is trained again, other settings are noticed."""
+    job = Training("a", tiny())
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    (row,) = work(lambda: [job], whole, text, say=quiet)
+    rest.mkdir()
+    (whole / rows.ROWS).rename(rest / rows.ROWS)
+    monkeypatch.setattr(Training, "run", lambda *_: pytest.fail("trained again"))
+    wanted = [job, Measurement("on it", {}, (job.name,), lambda f, d: {})]
+    assert work(lambda: wanted, rest, text, say=quiet) == [row]
+    with pytest.raises(ValueError, match=r"'a\.seed1' with other settings"):
+        work(lambda: [Training("a", tiny(lr=2.0))], rest, text, say=quiet)
+
+
+def test_a_run_that_is_not_gathered_yet_is_taken_up(tmp_path):
+    """Killed after its result, or copied from another machine; metrics come along, thinned."""
+    folder = tmp_path / "a.seed1"
+    folder.mkdir()
+    (folder / rows.RESULT).write_text(json.dumps({"name": "a.seed1", "status": "finished"}))
+    train = [
+        {
+            "kind": "train",
+            "step": 7 * n,
+            "epoch": n / 9,
+            "loss": 1 / n,
+            "lr": 1.0,
+            "step_size/h0": n,
+        }
+        for n in range(1, 2 * rows.POINTS)
+    ]
+    epochs = [{"kind": "epoch", "epoch": 1, "valid_perplexity": 12.3456789, "seconds": 1.0}]
+    lines = "".join(json.dumps(row) + "\n" for row in train + epochs)
+    (folder / rows.METRICS).write_text(lines)
+    rows.gather(tmp_path)
+    course = rows.course(tmp_path, "a.seed1")
+    assert course["epoch"] == [{"epoch": 1, "valid_perplexity": 12.3457}]
+    assert len(course["train"]) == rows.POINTS
+    last = 2 * rows.POINTS - 1
+    loss, epoch = float(f"{1 / last:.6g}"), float(f"{last / 9:.6g}")
+    shown = {"step": 7 * last, "epoch": epoch, "loss": loss, "step_size/h0": last}
+    assert course["train"][-1] == shown
+    before = (tmp_path / rows.ROWS).read_bytes()
+    rows.gather(tmp_path)  # nothing is taken up twice
+    assert (tmp_path / rows.ROWS).read_bytes() == before
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from fused_recoder.experiments.jobs import Measurement, work
+out, who = Path(sys.argv[1]), sys.argv[2]
+(out / f"{who} is ready").touch()
+while len(list(out.glob("* is ready"))) < 2:
+    time.sleep(0.001)
+long = {"text": 9000 * who}
+wanted = [Measurement(f"{who}{i}", {}, (), lambda folders, data: long) for i in range(25)]
+work(lambda: wanted, out, out, say=lambda line: None)
+"""
+
+
+def test_rows_of_two_processes_do_not_mix(tmp_path):
+    """Nor is one lost, though each writes the whole file."""
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    workers = [subprocess.Popen([*command, who]) for who in "ab"]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    names = sorted(row["name"] for row in read_lines(tmp_path / rows.ROWS))
+    assert names == sorted(f"{who}{i}" for who in "ab" for i in range(25))
+
+
+def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
+    write_result(tmp_path, "a.seed1")
+    before = (tmp_path / rows.ROWS).read_bytes()
+    (tmp_path / "b.seed1").mkdir()
+    (tmp_path / "b.seed1" / rows.RESULT).write_text('{"status": "finished"}')
+
+    def full(descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        rows.gather(tmp_path)
+    assert (tmp_path / rows.ROWS).read_bytes() == before
+    monkeypatch.undo()
+    rows.gather(tmp_path)
+    assert [row["name"] for row in read_lines(tmp_path / rows.ROWS)] == ["a.seed1", "b.seed1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"name": "b", "status": "fini', " is not valid JSON"),
+        ('["b"]', " must be a JSON object, got list"),
+        ('{"name": "b"}', " has no 'status'"),
+        ('{"name": "a", "status": "finished"}', ": a second row of 'a'"),
+    ],
+)
+def test_a_broken_row_is_named(text, tmp_path, capsys, line, message):
+    write_result(tmp_path, "a")
+    with open(tmp_path / rows.ROWS, "a") as file:
+        file.write(line + "\n")
+    assert reproduce(text, "study", "--report", "--out", tmp_path) == 1
+    said = capsys.readouterr().err
+    assert f"{str(tmp_path / rows.ROWS)!r}, line 2{message}" in said
+
+
+@pytest.mark.parametrize("name", [rows.RESULT, rows.CONFIG])
+def test_a_broken_file_of_a_job_is_named(text, tmp_path, capsys, name):
+    folder = tmp_path / "baseline.seed1"
+    folder.mkdir()
+    (folder / rows.RESULT).write_text('{"status": "finished"}')
+    for content, message in (('{"lr": ', "is not valid JSON"), ("[]", "must be a JSON object")):
+        (folder / name).write_text(content)
+        assert reproduce(text, "study", "--report", "--out", tmp_path) == 1
+        assert f"{folder / name} {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(command.EXPERIMENTS))
+def test_an_experiment_that_has_not_begun_has_a_report(text, tmp_path, name):
+    assert reproduce(text, name, "--report", "--out", tmp_path) == 0
+
+
 # Statistics
 
 
@@ -195,6 +333,13 @@ def test_single_runs_have_no_significance():
     assert found.interval is None
     assert str(describe([3.0])) == "3.00"
     assert str(describe([2.0, 4.0])) == "3.00 ± 1.41"
+
+
+def test_a_seed_is_compared_with_the_same_seed():
+    """With the mean of all, a lucky seed would look like a gain."""
+    assert compare_seeds({1: 99.0}, {1: 98.0, 2: 104.0}).difference == 1.0
+    assert compare_seeds({1: 99.0, 2: 101.0}, {1: 98.0, 2: 104.0}).difference == -1.0
+    assert compare_seeds({3: 99.0}, {1: 98.0}) is None
 
 
 # Tables
@@ -242,9 +387,19 @@ def test_a_table_is_written(tmp_path):
     assert "1 (+1 diverged)" in lines[-1]
     latex = (tmp_path / "tables" / "dropout_rate.tex").read_text()
     assert r"\textbf{91.50 $\pm$ 0.71}" in latex
-    rows = read_lines(tmp_path / "tables" / "dropout_rate.jsonl")
-    assert rows[1]["perplexities"] == [91.0, 92.0]
-    assert rows[1]["comparison"]["difference"] == -9
+    line = read_lines(tmp_path / "tables" / "dropout_rate.jsonl")[1]
+    assert line["perplexities"] == [91.0, 92.0]
+    assert line["comparison"]["difference"] == -9
+
+
+def test_a_run_that_lacks_its_baseline_is_not_compared_with_another(tmp_path):
+    table = tables.dropout_rate(SMOKE, 2)
+    baseline, model = table.rows[0].jobs, table.rows[1].jobs
+    write_result(tmp_path, baseline[0].name, test_perplexity=100.0)
+    write_result(tmp_path, baseline[1].name, test_perplexity=110.0)
+    write_result(tmp_path, model[1].name, test_perplexity=108.0)
+    _, line, *_ = report.lines(table, tmp_path)
+    assert line.comparison.difference == -2
 
 
 # The study
@@ -261,7 +416,7 @@ def test_the_study_chooses_on_the_validation_text(tmp_path):
     assert {f"{best}.seed2", f"{best}.seed3"} <= set(wanted)
     assert {f"{study.DYNAMIC}.{best}.seed{n}" for n in (1, 2, 3)} <= set(wanted)
     assert f"{study.DYNAMIC}.{best}" in study.measured_variants(best)
-    (tmp_path / f"{best}.seed1" / jobs.RESULT).unlink()
+    forget(tmp_path, f"{best}.seed1")
     assert study.best_candidate(tmp_path, names) is None
     wanted = [job.name for job in study.jobs(SMOKE, tmp_path, 3)]
     assert f"{best}.seed2" not in wanted
@@ -286,6 +441,60 @@ def test_the_study_compares_exact_with_detached_gradients(tmp_path):
     assert "92.00 ± 1.00 against 94.00 ± 1.00, difference -2.00" in text
 
 
+def test_the_studys_single_seeds_are_compared_with_their_own_baseline(tmp_path):
+    for seed, perplexity in ((1, 100.0), (2, 104.0)):
+        write_result(tmp_path, f"{BASELINE}.seed{seed}", seed=seed, test_perplexity=perplexity)
+    write_result(tmp_path, "surprisal-hc-5.seed1", seed=1, test_perplexity=101.0)
+    text = study_report.report(SMOKE, tmp_path, 2)
+    assert "| surprisal-hc-5 | 1 | - | 101.00 | +1.00 | - | - | - |" in text
+
+
+def test_the_study_says_where_a_better_point_may_lie(tmp_path):
+    write_result(tmp_path, f"{BASELINE}.seed1", seed=1, test_perplexity=100.0)
+    found = [[0.1, 1.0, 90.0], [0.1, 2.0, 95.0], [0.2, 1.0, 95.0], [0.2, 2.0, 95.0]]
+    name = f"{study.DYNAMIC}.{BASELINE}.seed1"
+    write_result(tmp_path, name, seed=1, test_perplexity=80.0, choices=found)
+    assert "not bracketed: for 1 of 1 models" in study_report.report(SMOKE, tmp_path, 1)
+    better = [[x, y, abs(x - 0.1) + abs(y - 1.0)] for x in (0.0, 0.1, 0.2) for y in (0.5, 1.0, 2.0)]
+    write_result(tmp_path, name, seed=1, test_perplexity=80.0, choices=better)
+    assert "bracketed" not in study_report.report(SMOKE, tmp_path, 1)
+
+
+# Grids that grow
+
+
+def bowl(x, y):
+    """Least at 1/16 and 1000; nothing comes of it where both are large."""
+    return math.nan if x * y > 2000 else abs(math.log2(16 * x)) + abs(math.log10(y / 1000))
+
+
+def test_a_grid_grows_until_the_best_point_lies_inside():
+    choices = search_grid(bowl, (1.0, 0.5), (1.0, 10.0), extensions=4)
+    point, value = best_choice(choices)
+    assert (point, value) == ([1 / 16, 1000.0], 0.0)
+    assert not edges(choices)
+    assert sorted({x for x, _, _ in choices}) == [2.0**-n for n in range(5, -1, -1)]
+    assert sorted({y for _, y, _ in choices}) == [10.0**n for n in range(5)]
+
+
+def test_a_grid_does_not_grow_for_ever():
+    choices = search_grid(lambda x: x, (1.0, 2.0), extensions=3)
+    assert [x for x, _ in choices] == [1.0, 2.0, 0.5, 0.25, 0.125]
+    assert edges(choices) == [(0, False)]
+    assert edges(search_grid(lambda x: -x, (1.0, 2.0), extensions=0)) == [(0, True)]
+
+
+def test_dynamic_evaluation_says_whether_its_optimum_is_bracketed(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapting, "EXTENSIONS", 1)
+    training = Training("a", tiny())
+    name = f"{study.DYNAMIC}.a.seed1"
+    wanted = [training, Measurement(name, {}, (training.name,), adapting.dynamic_evaluation)]
+    _, row = work(lambda: wanted, tmp_path, text, say=quiet)
+    assert row["bracketed"] == (not edges(row["choices"]))
+    assert [row["lr"], row["decay"], row["tuning_perplexity"]] in row["choices"]
+    assert row["tuning_perplexity"] < row["tuning_perplexity_static"]
+
+
 # The command
 
 
@@ -300,10 +509,8 @@ def reproduce(*arguments):
 def test_many_settings_are_drawn_as_dots(tmp_path):
     table = explore(SMOKE, 2)
     for i, job in enumerate(table.jobs()):
-        write_result(tmp_path, job.name)
-        rows = [{"kind": "epoch", "epoch": n, "valid_perplexity": 100 - n + i} for n in (1, 2)]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / job.name / "metrics.jsonl").write_text(text)
+        course = {"train": {}, "epoch": {"epoch": [1, 2], "valid_perplexity": [99 + i, 98 + i]}}
+        write_result(tmp_path, job.name, course=course)
     png, svg = plots.draw_table(table, tmp_path)
     assert png.name == "explore.png"
     assert png.stat().st_size > 10_000
@@ -318,9 +525,9 @@ def test_tables_from_text_to_figures(text, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("baseline.seed1 finished") == 1
     assert "## Number of samples" in printed
-    rows = read_lines(out / "results.jsonl")
-    assert len(rows) == 2 * (1 + len(SMOKE.samples) + len(SMOKE.members))
-    assert all(np.isfinite(row["test_perplexity"]) for row in rows)
+    found = read_lines(out / rows.ROWS)
+    assert len(found) == 2 * (1 + len(SMOKE.samples) + len(SMOKE.members))
+    assert all(np.isfinite(row["test_perplexity"]) for row in found)
     for name in ("samples-curves", "samples-uncertainty"):
         assert (out / "figures" / f"{name}.png").stat().st_size > 10_000
         assert (out / "figures" / f"{name}.svg").exists()
@@ -374,7 +581,7 @@ def test_a_finished_run_that_was_not_written_down_is_not_trained_again(text, tmp
     job = Training("a", tiny())
     monkeypatch.setattr(Training, "tidy", lambda self, out: None)
     (row,) = work(lambda: [job], tmp_path, text, say=quiet)
-    (tmp_path / job.name / jobs.RESULT).unlink()
+    forget(tmp_path, job.name)
     monkeypatch.setattr(Trainer, "step", lambda self: pytest.fail("trained again"))
     (again,) = work(lambda: [job], tmp_path, text, say=quiet)
     assert again["test_perplexity"] == row["test_perplexity"]

@@ -1,6 +1,8 @@
 """`fused-recoder search`: ranges, resuming, pruning."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import optuna
@@ -8,7 +10,6 @@ import pytest
 from tiny_text import write_text
 
 from fused_recoder.experiments import search
-from fused_recoder.experiments.jobs import Interrupted
 from fused_recoder.experiments.search import RANGES, SPACES, THESIS, Range, settings_of
 from fused_recoder.training import Config, Trainer
 
@@ -79,9 +80,11 @@ def test_a_search_goes_on_where_it_was(text, tmp_path, capsys):
 
 def test_the_test_text_is_not_read(text, tmp_path, monkeypatch):
     read = []
-    evaluate = Trainer._evaluate
+    evaluate = Trainer.evaluate
     monkeypatch.setattr(
-        Trainer, "_evaluate", lambda self, split: read.append(split) or evaluate(self, split)
+        Trainer,
+        "evaluate",
+        lambda self, split, *more: read.append(split) or evaluate(self, split, *more),
     )
     assert find(text, tmp_path, "--trials", 1) == 0
     assert read == ["valid", "valid"]
@@ -89,18 +92,14 @@ def test_the_test_text_is_not_read(text, tmp_path, monkeypatch):
 
 def test_an_interrupted_trial_is_tried_again_and_resumes(text, tmp_path, monkeypatch, capsys):
     """Stopped after the first epoch; the same draw is finished later, from its checkpoint."""
-    stop = search._SearchRun._end_epoch
+    report = search.Reporting.on_epoch_end
 
-    def stopping(self):
-        stop(self)
-        raise Interrupted
+    def interrupted(self, trainer, row):
+        report(self, trainer, row)
+        os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(search._SearchRun, "_end_epoch", stopping)
-        patch.setattr(
-            search, "objective",
-            _marking_interrupted(search.objective),
-        )  # fmt: skip
+        patch.setattr(search.Reporting, "on_epoch_end", interrupted)
         assert find(text, tmp_path, "--trials", 1, "--seed", 1) == 130
     (log,) = (tmp_path / "trials").glob("*.log")
     assert "epoch 1/2 done" in log.read_text()
@@ -108,17 +107,6 @@ def test_an_interrupted_trial_is_tried_again_and_resumes(text, tmp_path, monkeyp
     assert [p.name for p in (tmp_path / "trials").glob("*.log")] == [log.name]
     assert log.read_text().count("epoch 1/2 done") == 1
     assert log.read_text().count("epoch 2/2 done") == 1
-
-
-def _marking_interrupted(objective):
-    def marked(trial, *arguments):
-        try:
-            return objective(trial, *arguments)
-        except Interrupted:
-            trial.set_user_attr("interrupted", True)
-            raise
-
-    return marked
 
 
 def test_hopeless_trials_are_pruned(text, tmp_path):
@@ -132,8 +120,27 @@ def test_hopeless_trials_are_pruned(text, tmp_path):
     trial = study.ask()
     with pytest.raises(optuna.TrialPruned):
         search.objective(trial, "nll", Config(hidden_size=4, epochs=3, lr=1.0), text, tmp_path)
+    (log,) = (tmp_path / "trials").glob("*.log")
+    assert "Stopped by the pruner" in log.read_text()
 
 
 def test_mistakes_are_answered_in_a_sentence(text, tmp_path, capsys):
     assert find(text, tmp_path, "--trials", 0) == 1
     assert "--trials and --epochs must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nonsense://me:secret@x", "nonsense"),
+        ("nonsense", "Could not parse"),
+        ("sqlite:////nowhere/at/all.db", "unable to open database file"),
+        ("oracle+cx_oracle://x", "cx_oracle"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_named(text, tmp_path, capsys, url, reason):
+    assert find(text, tmp_path, "--storage", url) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--storage" in line
+    assert reason in line
+    assert url.replace("secret", "***") in line

@@ -1,5 +1,8 @@
 """Step sizes and gates: their guarantees, their bounds, what they leave alone."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from conftest import make_inputs
@@ -8,7 +11,10 @@ from torch import nn
 from variants import SIGNALS, STEPS, build, classifies
 
 import fused_recoder as fr
-from fused_recoder import lipschitz, steps
+from fused_recoder import steps
+from fused_recoder._versions import Versions
+from fused_recoder.signals.formulas import entropy, log_mean_softmax
+from fused_recoder.signals.mixture import mixture_bound
 
 BOUNDED = [s for s in SIGNALS if s != "none" and not s.startswith("custom")]
 ROUNDING = 1e-12
@@ -75,12 +81,7 @@ def curvature(delta, h):
 @pytest.mark.parametrize("signal", ["nll", "surprisal", "entropy"])
 def test_bounds_are_above_every_curvature_found(signal):
     """States and decoders of all sizes, and states pushed towards large curvature."""
-    bound = {
-        "nll": lipschitz.nll_bound,
-        "surprisal": lipschitz.surprisal_bound,
-        "entropy": lipschitz.entropy_bound,
-    }[signal]
-    value, closest = fr.reference.signal_value, 0.0
+    signal, closest = fr.signals.as_signal(signal), 0.0
     for seed in range(60):
         torch.manual_seed(seed)
         vocab, hidden = (2, 3, 5, 40)[seed % 4], (1, 2, 6)[seed % 3]
@@ -90,9 +91,9 @@ def test_bounds_are_above_every_curvature_found(signal):
         h = torch.randn(hidden, dtype=torch.float64)
 
         def delta(h, weight=weight, bias=bias, y=y):
-            return value(signal, (weight @ h + bias).unsqueeze(0), y).squeeze(0)
+            return signal.value((weight @ h + bias).unsqueeze(0), y).squeeze(0)
 
-        limit = bound(weight)
+        limit = signal.bound(weight)
         for _ in range(15):
             found = curvature(delta, h)
             assert found <= limit
@@ -111,9 +112,9 @@ def test_the_bound_of_a_mixture_is_above_every_curvature_found(samples):
         h = torch.randn(hidden, dtype=torch.float64)
 
         def delta(h, weights=weights):
-            return fr.reference.entropy(fr.reference.log_mean_softmax(weights @ h))
+            return entropy(log_mean_softmax(weights @ h))
 
-        limit = lipschitz.mixture_bound(weights, samples)
+        limit = mixture_bound(weights, samples)
         for _ in range(15):
             found = curvature(delta, h)
             assert found <= limit
@@ -125,8 +126,8 @@ def test_the_bound_of_a_mixture_is_above_every_curvature_found(samples):
 def test_lipschitz_follows_the_decoder_and_is_computed_only_when_it_changes(monkeypatch):
     rnn, _, decoder = make_pair("nll", "lipschitz")
     calls = []
-    original = lipschitz.bounds
-    monkeypatch.setattr(lipschitz, "bounds", lambda rnn: calls.append(1) or original(rnn))
+    original = rnn.signal.bounds
+    monkeypatch.setattr(rnn.signal, "bounds", lambda rnn: calls.append(1) or original(rnn))
     first = traced(rnn).step_size[0, 0, 0, 0]
     traced(rnn)
     assert len(calls) == 1
@@ -135,6 +136,74 @@ def test_lipschitz_follows_the_decoder_and_is_computed_only_when_it_changes(monk
     second = traced(rnn).step_size[0, 0, 0, 0]
     assert len(calls) == 2
     torch.testing.assert_close(second, first / 4, rtol=1e-12, atol=0)
+
+
+class Scaled(nn.Module):
+    """A parametrization that another value can be put into."""
+
+    factor = 1.0
+
+    def forward(self, weight):
+        return weight * self.factor
+
+
+@pytest.mark.parametrize("cls", [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM])
+def test_lipschitz_follows_a_parametrized_decoder(cls):
+    """Its weight is made anew at every access, and often at the same place."""
+    decoder = nn.Linear(7, 11, dtype=torch.float64)
+    scaled = Scaled()
+    nn.utils.parametrize.register_parametrization(decoder, "weight", scaled)
+    rnn = cls(5, 7, 2, decoder=decoder, signal="nll", step="lipschitz", dtype=torch.float64)
+    first = rnn.step.sizes(rnn).clone()
+    for factor in (2.0, 4.0, 8.0):
+        scaled.factor = factor
+        torch.testing.assert_close(rnn.step.sizes(rnn), first / factor**2, rtol=1e-12, atol=0)
+    trace = traced(rnn)
+    torch.testing.assert_close(trace.step_size[0, 0, 0, 0], first[0, 0] / 64, rtol=1e-12, atol=0)
+
+
+def test_versions_know_a_tensor_from_another_at_its_place():
+    weight = torch.zeros(3)
+    versions = Versions([weight])
+    assert versions.hold_for([weight])
+    assert not versions.hold_for([weight.detach()])  # the same memory, the same version
+    assert not versions.hold_for([])
+    weight.add_(1)
+    assert not versions.hold_for([weight])
+    parameter = nn.Parameter(torch.zeros(3))
+    versions = Versions([parameter])
+    parameter.data = torch.ones(3)
+    assert not versions.hold_for([parameter])
+
+
+@pytest.mark.parametrize("cls", [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM])
+def test_lipschitz_trains_after_inference(cls):
+    rnn = cls(5, 7, decoder=nn.Linear(7, 11), signal="nll", step="lipschitz")
+    x, y = torch.randn(4, 3, 5), torch.randint(11, (4, 3))
+    with torch.inference_mode():
+        inferred, _ = rnn(x, targets=y)
+    output, _ = rnn(x, targets=y)
+    assert torch.equal(output, inferred)
+    output.sum().backward()
+    assert rnn.weight_hh_l0.grad.abs().sum() > 0
+
+
+def test_lipschitz_reads_weights_made_in_inference_mode_every_time():
+    with torch.inference_mode():
+        decoder = nn.Linear(7, 11, dtype=torch.float64)
+        rnn = fr.FusedRecodingLSTM(5, 7, decoder=decoder, step="lipschitz", dtype=torch.float64)
+        first = rnn.step.sizes(rnn).clone()
+        decoder.weight.mul_(2)
+        torch.testing.assert_close(rnn.step.sizes(rnn), first / 4, rtol=1e-12, atol=0)
+
+
+def test_what_lipschitz_knows_is_not_saved():
+    rnn, _, decoder = make_pair("nll", "lipschitz")
+    traced(rnn)
+    alone = copy.deepcopy(rnn.step)
+    assert alone._known is None
+    assert rnn.step._known is not None
+    assert len(pickle.dumps(rnn.step)) < 4 * decoder.weight.nbytes + 1000
 
 
 def test_lipschitz_allows_for_output_dropout():
@@ -153,6 +222,52 @@ def test_lipschitz_knows_its_limits():
         steps.Lipschitz().sizes(rnn)
 
 
+EXACT = {
+    "number": lambda: 0.3,
+    "dict": lambda: {"h": 0.3, "c": 0.3},
+    "tensor": lambda: torch.full((2, 2), 0.3, dtype=torch.float64),
+    "learned": lambda: steps.Learned(0.3),
+    "backtracking": lambda: steps.Backtracking(0.3),
+}
+
+
+@pytest.mark.parametrize("cls", [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM])
+@pytest.mark.parametrize("step", EXACT)
+def test_a_step_is_as_exact_as_its_module(cls, step):
+    decoder = nn.Linear(7, 11, dtype=torch.float64)
+    built = cls(5, 7, 2, decoder=decoder, step=EXACT[step](), dtype=torch.float64)
+    made_double = cls(5, 7, 2, decoder=decoder, step=EXACT[step]()).double()
+    there_and_back = cls(5, 7, 2, decoder=decoder, step=EXACT[step]()).half().double()
+    from_meta = cls(
+        5, 7, 2, decoder=decoder, step=EXACT[step](), device="meta", dtype=torch.float64
+    )
+    from_meta.to_empty(device="cpu")
+    for rnn in (built, made_double, there_and_back, from_meta, copy.deepcopy(made_double)):
+        sizes = rnn.step()
+        assert sizes.dtype == torch.float64
+        assert (sizes - 0.3).abs().max() < 1e-15
+    assert built.float().step().dtype == torch.float32
+
+
+@pytest.mark.parametrize("step", EXACT)
+def test_what_somebody_put_into_a_step_stays(step):
+    rnn = fr.FusedRecodingLSTM(5, 7, 2, decoder=nn.Linear(7, 11), step=EXACT[step]())
+    (held,) = [*rnn.step.parameters(), *rnn.step.buffers()]
+    with torch.no_grad():
+        held[1, 0] = 0.7
+    before = held.detach().clone()
+    rnn.double()
+    (held,) = [*rnn.step.parameters(), *rnn.step.buffers()]
+    assert torch.equal(held, before.double())
+
+
+def test_a_step_moves_between_devices_before_and_after_it_is_bound():
+    step = steps.Learned(0.3).double()
+    rnn = fr.FusedRecodingLSTM(5, 7, decoder=nn.Linear(7, 11), step=step)
+    assert rnn.step().dtype == torch.float32
+    assert rnn.to("meta").step().is_meta
+
+
 def test_predicted_steps_see_their_own_state_and_train():
     rnn, _, _ = make_pair("nll", "predicted")
     x, hx, y = make_inputs(rnn)
@@ -168,7 +283,8 @@ def test_predicted_steps_start_near_init():
     rnn = fr.FusedRecodingLSTM(
         5, 7, decoder=nn.Linear(7, 11), step=steps.Predicted((30, 10), init=0.3)
     )
-    _, _, trace = rnn(torch.randn(10, 20, 5), return_trace=True)
+    x, y = torch.randn(10, 20, 5), torch.randint(11, (10, 20))
+    _, _, trace = rnn(x, targets=y, return_trace=True)
     assert 0.15 < trace.step_size.mean() < 0.6
 
 
@@ -355,9 +471,6 @@ def test_custom_functions_see_logits_hidden_and_targets():
 
 
 def test_every_variant_is_copied_pickled_and_shown():
-    import copy
-    import pickle
-
     for name in SIGNALS:
         for step in STEPS:
             kind, decoder = build(name, 7, 11, torch.float32)

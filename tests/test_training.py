@@ -24,8 +24,8 @@ from fused_recoder.training import (
     build_model,
     evaluate,
     load_model,
+    run_folder,
 )
-from fused_recoder.training import trainer as trainer_module
 from fused_recoder.training.checkpoint import load_checkpoint
 from fused_recoder.training.curves import read_metrics
 from fused_recoder.training.files import only_process_in
@@ -46,7 +46,7 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_pictures(request, monkeypatch):
     if request.function is not test_a_summary_and_a_picture_are_left:  # they take most of the time
-        monkeypatch.setattr(trainer_module, "draw_curves", lambda *folders: None)
+        monkeypatch.setattr(run_folder, "draw_curves", lambda *folders: None)
 
 
 def tiny(**changes):
@@ -225,7 +225,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_by_bit(
     for stop in stops:
         stop_after(trainer, stop, monkeypatch)
         result = trainer.train()
-        assert result == {"finished": False, "steps": stop}
+        assert result == {"finished": False, "steps": stop, "stopped_by": "SIGTERM"}
         assert trainer.stopped_by == signal.SIGTERM
         torch.manual_seed(99)  # whatever the process did in between
         trainer = Trainer.resume(tmp_path / "parts")
@@ -242,14 +242,15 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_by_bit(
 def test_a_signal_during_validation_repeats_the_validation(text, tmp_path, monkeypatch):
     Trainer(tiny(), text, tmp_path / "whole").train()
     trainer = Trainer(tiny(), text, tmp_path / "run")
-    evaluate_split = trainer._evaluate
+    evaluate_split = trainer.evaluate
 
-    def interrupted(split):
+    def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
-        return evaluate_split(split)
+        return evaluate_split(*arguments)
 
-    monkeypatch.setattr(trainer, "_evaluate", interrupted)
-    assert trainer.train() == {"finished": False, "steps": STEPS_PER_EPOCH}
+    monkeypatch.setattr(trainer, "evaluate", interrupted)
+    assert not trainer.train()["finished"]
+    assert trainer.progress.step == STEPS_PER_EPOCH
     assert not (tmp_path / "run" / "best.safetensors").exists()
     Trainer.resume(tmp_path / "run").train()
     assert exact_metrics(tmp_path / "run") == exact_metrics(tmp_path / "whole")
@@ -474,14 +475,14 @@ def test_a_summary_and_a_picture_are_left(finished, capsys):
 
 def test_the_best_model_is_kept(text, tmp_path, monkeypatch):
     trainer = Trainer(tiny(epochs=3, schedule="plateau"), text, tmp_path / "run")
-    evaluate_split = trainer._evaluate
+    evaluate_split = trainer.evaluate
 
-    def worse_and_worse(split):
-        result = evaluate_split(split)
+    def worse_and_worse(*arguments):
+        result = evaluate_split(*arguments)
         nll = result.nll + (0, 10, 20, 30)[trainer.progress.epoch]
         return dataclasses.replace(result, nll=nll)
 
-    monkeypatch.setattr(trainer, "_evaluate", worse_and_worse)
+    monkeypatch.setattr(trainer, "evaluate", worse_and_worse)
     summary = trainer.train()
     assert summary["best_epoch"] == 1
     _, about, _ = load_checkpoint(tmp_path / "run" / "best.safetensors")

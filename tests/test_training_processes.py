@@ -117,3 +117,14 @@ def test_a_dying_process_ends_the_job_and_spares_the_checkpoint(text, environmen
     _, about, _ = load_checkpoint(out / "checkpoint.safetensors")
     assert about["progress"]["step"] == 20
     assert about["processes"] == 2
+
+
+def test_one_process_can_ask_all_to_stop(text, environment, tmp_path):
+    out = tmp_path / "run"
+    result = run(environment, Path(__file__).with_name("stopping.py"), text, out)
+    assert result.returncode == 0, result.stderr
+    assert "process 0: another process" in result.stdout
+    assert "process 1: a callback" in result.stdout
+    assert result.stdout.count("everything is saved") == 1
+    _, about, _ = load_checkpoint(out / "checkpoint.safetensors")
+    assert about["progress"]["step"] == 20

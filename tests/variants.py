@@ -42,6 +42,7 @@ def cube_of_the_logits(logits, hidden, targets):
 SIGNALS = {
     "none": (lambda h, d: None, _linear),
     "nll": (lambda h, d: signals.NLL(), _linear),
+    "nll-argmax": (lambda h, d: signals.NLL(target="argmax"), _linear),
     "surprisal": (lambda h, d: signals.Surprisal(), _linear),
     "surprisal-argmax": (lambda h, d: signals.Surprisal(target="argmax"), _linear),
     "entropy": (lambda h, d: signals.Entropy(), _linear),

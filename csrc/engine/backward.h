@@ -2,11 +2,11 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 
-#include "context.h"
-#include "exact.h"
+#include "../cell/lstm.h"
+#include "../cell/recoding_backward.h"
 #include "loss.h"
-#include "ops.h"
 
 namespace fused_recoder {
 
@@ -18,54 +18,59 @@ struct Cotangents {
   bool of_loss() const { return nll.has_value() || objective.has_value(); }
 };
 
-struct Wanted {
-  bool input, step, decoder;
-};
+// grad_input [T,B,I] (empty unless asked for), grad_h0, grad_c0 [L,R,H], grad_weights like weights,
+// grad_decoder_weight [V,H], grad_decoder_bias [V] (empty unless asked for), grad_step like the
+// tensors of the step (none unless asked for). The recoding gradient is a constant unless `exact`.
+using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>,
+                                  at::Tensor, at::Tensor, std::vector<at::Tensor>>;
 
 template <typename S>
 class Backward {
  public:
   using A = typename AccumulateIn<S>::type;
   // output [T,R,H]: only with a gradient of the loss.
-  Backward(const Sequence& s, const Saved& saved, const Cotangents& bar,
-           const OptionalTensor& output, const Wanted& wanted);
+  Backward(const Problem& problem, const Saved& saved, const Cotangents& bar,
+           const OptionalTensor& output);
   BackwardResult run();
 
  private:
+  // What the gradients of the losses give to the output and to the decoder; returns what is left to
+  // the signal, [T,B] or undefined.
+  at::Tensor start_from_losses(const Cotangents& bar, const OptionalTensor& output);
   void detached();
   void exact();
   // Through the cell of layer l at step t; dh_up [R,H] (null: zero) is the cotangent of what it
   // handed up.
   void cell(int64_t l, int64_t t, const A* dh_up);
+  // dh of layer l becomes the cotangent of the state before.
+  void to_state_before(int64_t l, const S* dgates_t);
   // The gradients of the layer's weights, from dgates of all steps.
   void weight_gradients(int64_t l);
   // The cotangent of the input of layer l, all steps.
   at::Tensor below(int64_t l) const;
-  std::vector<at::Tensor> step_network_gradients() const;
-  at::Tensor dgates_of(int64_t l) const {  // [T*R,4H]
-    return dgates.tensor()[by_layer(l)].view({s.T * s.R, 4 * s.H});
+  std::vector<at::Tensor> step_gradients() const;
+  at::Tensor dgates_of(int64_t l) const {  // [T*R,G]
+    return dgates.tensor()[by_layer(l)].view({p.T * p.R, kGates * p.H});
   }
   ConstantMatrix<S> hidden_matrix(int64_t l) const {
-    return ConstantMatrix<S>(s.layers[l].w_hh, false, s.T, s.R);
+    return ConstantMatrix<S>(p.layers[l].w_hh, false, p.T, p.R);
   }
   // With detached gradients one layer is finished before the next is begun.
-  int64_t by_layer(int64_t l) const { return sweep.has_value() ? l : 0; }
+  int64_t by_layer(int64_t l) const { return through_gradient.has_value() ? l : 0; }
 
-  const Sequence& s;
+  const Problem& p;
   const Saved& saved;
-  const Wanted wanted;
   const Kernels<S>& kernels;
   const Launch launch;
-  const at::TensorOptions storage, accum;
   const Buffer<A> gates, c, c0, step_grads;
   const Buffer<uint8_t> live;
-  std::optional<ExactSweep<S>> sweep;
+  std::optional<RecodingBackward<S>> through_gradient;
 
   at::Tensor output_bar;  // [T,R,H] or undefined: zero
   LossGradients decoder;
-  std::vector<ConstantMatrix<S>> to_hidden;  // [4H -> H] by layer, while it is needed
+  std::vector<ConstantMatrix<S>> to_hidden;  // [G -> H] by layer, while it is needed
   std::vector<at::Tensor> recurrent_masks;   // [R,H] or undefined, by layer
-  Buffer<S> dgates;                          // [L or 1,T,R,4H]
+  Buffer<S> dgates;                          // [L or 1,T,R,G]
   Buffer<A> dh, dc;                          // [L,R,H] cotangents of the recoded states
   Buffer<A> carried;                         // [R,H]
   Buffer<A> step_bar;                        // [L,S,T,R] cotangents of the step sizes

@@ -18,6 +18,16 @@ int64_t loss_chunk_rows(int64_t vocab, int64_t at_least, int64_t total) {
   return std::min(std::max(rows, at_least), total);
 }
 
+LossGradients zero_decoder_gradients(const Problem& p) {
+  LossGradients zeros;
+  std::vector<int64_t> shape = {int64_t(p.decoders.size()), p.V, p.H};
+  if (!p.ensemble) shape.erase(shape.begin());
+  zeros.weight = at::zeros(shape, p.accum());
+  shape.pop_back();
+  if (p.decoders[0].bias.defined()) zeros.bias = at::zeros(shape, p.accum());
+  return zeros;
+}
+
 template <typename S>
 void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
                            const at::Tensor& states) {
@@ -35,7 +45,7 @@ namespace {
 // -sum(weight * log p). `weigh` turns a chunk's log p into its rows' weights; it sees whole groups
 // of `group` rows. States of the gradients are added to if `add_states`.
 template <typename S, typename Weigh>
-void decode_rows(const Sequence& s, const LinearMap& decoder, const at::Tensor& states,
+void decode_rows(const Problem& s, const LinearMap& decoder, const at::Tensor& states,
                  const at::Tensor& targets, int64_t group, const at::Tensor& log_p,
                  const Weigh& weigh, const LossGradients& gradients, bool add_states) {
   using A = typename AccumulateIn<S>::type;
@@ -89,23 +99,23 @@ LossGradients of_member(const LossGradients& gradients, int64_t k) {
   return {gradients.states, member(gradients.weight), member(gradients.bias), {}};
 }
 
-at::Tensor flat_states(const Sequence& s, const at::Tensor& states) {
+at::Tensor flat_states(const Problem& s, const at::Tensor& states) {
   return states.view({s.T * s.R, s.H});
 }
 
-LossGradients flat(const Sequence& s, LossGradients gradients) {
+LossGradients flat(const Problem& s, LossGradients gradients) {
   if (gradients.states.defined()) gradients.states = gradients.states.view({s.T * s.R, s.H});
   return gradients;
 }
 
-at::Tensor row_targets(const Sequence& s) {  // [T*R]
+at::Tensor row_targets(const Problem& s) {  // [T*R]
   return s.targets.repeat({1, s.R / s.B}).flatten();
 }
 
 }  // namespace
 
 template <typename S>
-Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGradients& gradients) {
+Losses sequence_loss(const Problem& s, const at::Tensor& states, const LossGradients& gradients) {
   const at::TensorOptions accum = s.h0.options();
   const at::Tensor x = flat_states(s, states), targets = row_targets(s);
   const LossGradients out = flat(s, gradients);
@@ -121,7 +131,7 @@ Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGrad
       if (sum.defined()) sum.mul_(1.0 / K);
     const at::Tensor member_log_p = log_p.view({K, s.T, s.B});
     at::Tensor nll;
-    if (s.options.mean_logits) {
+    if (s.spec.mean_logits) {
       const at::Tensor mean_log_p = at::empty({s.T * s.B}, accum);
       decode_rows<S>(s, s.mean_decoder(), x, targets, 1, mean_log_p, unweighted, {}, false);
       nll = -mean_log_p.view({s.T, s.B});
@@ -148,7 +158,7 @@ Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGrad
 }
 
 template <typename S>
-void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
+void weighted_loss_gradients(const Problem& s, const at::Tensor& states,
                              const at::Tensor& member_log_p, const at::Tensor& objective_bar,
                              const at::Tensor& nll_bar, const LossGradients& gradients) {
   const at::TensorOptions accum = s.h0.options();
@@ -177,7 +187,7 @@ void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
     return;
   }
   const int64_t K = s.decoders.size();
-  const bool through_members = nll_bar.defined() && !s.options.mean_logits;
+  const bool through_members = nll_bar.defined() && !s.spec.mean_logits;
   const at::Tensor shares = through_members ? at::softmax(member_log_p, 0) : at::Tensor();
   bool add_states = false;
   for (int64_t k = 0; k < K; ++k) {
@@ -200,12 +210,12 @@ void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
   if (out.bias.defined()) out.bias.add_(of_mean.bias, 1.0 / K);
 }
 
-#define FR_INSTANTIATE(S)                                                                         \
-  template void add_decoder_gradients<S>(const LossGradients&, const at::Tensor&,                 \
-                                         const at::Tensor&);                                      \
-  template Losses sequence_loss<S>(const Sequence&, const at::Tensor&, const LossGradients&);     \
-  template void weighted_loss_gradients<S>(const Sequence&, const at::Tensor&, const at::Tensor&, \
-                                           const at::Tensor&, const at::Tensor&,                  \
+#define FR_INSTANTIATE(S)                                                                        \
+  template void add_decoder_gradients<S>(const LossGradients&, const at::Tensor&,                \
+                                         const at::Tensor&);                                     \
+  template Losses sequence_loss<S>(const Problem&, const at::Tensor&, const LossGradients&);     \
+  template void weighted_loss_gradients<S>(const Problem&, const at::Tensor&, const at::Tensor&, \
+                                           const at::Tensor&, const at::Tensor&,                 \
                                            const LossGradients&);
 FR_INSTANTIATE(float)
 FR_INSTANTIATE(double)

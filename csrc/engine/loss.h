@@ -4,14 +4,14 @@
 #pragma once
 
 #include "context.h"
-#include "sequence.h"
+#include "problem.h"
 
 namespace fused_recoder {
 
 // Rows of logits held at a time: enough for efficient GEMMs, 24 MB at most where V allows it.
 int64_t loss_chunk_rows(int64_t vocab, int64_t at_least, int64_t total);
 
-// Where the gradients of a summed loss go; undefined tensors are not computed. In a Sequence's
+// Where the gradients of a summed loss go; undefined tensors are not computed. In a Problem's
 // gradients, weight and bias have a leading dimension of members for an ensemble.
 struct LossGradients {
   at::Tensor states;    // [T,R,H]
@@ -21,6 +21,9 @@ struct LossGradients {
 
   bool any() const { return states.defined() || weight.defined() || bias.defined(); }
 };
+
+// Zeros in the shapes of the problem's decoder; no bias where it has none.
+LossGradients zero_decoder_gradients(const Problem& problem);
 
 // Adds what rows of d(nll)/d(logits) [n,V] and their states [n,H] give to weight and bias.
 template <typename S>
@@ -36,11 +39,11 @@ struct Losses {
 
 // Losses of states [T,R,H] and the gradients of the summed objective.
 template <typename S>
-Losses sequence_loss(const Sequence& s, const at::Tensor& states, const LossGradients& gradients);
+Losses sequence_loss(const Problem& s, const at::Tensor& states, const LossGradients& gradients);
 
 // Gradients once more, of sum(objective * objective_bar + nll * nll_bar), both [T,B] or undefined.
 template <typename S>
-void weighted_loss_gradients(const Sequence& s, const at::Tensor& states,
+void weighted_loss_gradients(const Problem& s, const at::Tensor& states,
                              const at::Tensor& member_log_p, const at::Tensor& objective_bar,
                              const at::Tensor& nll_bar, const LossGradients& gradients);
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..training import Vocabulary
+from ..training.files import errors_naming, read_lines
 
 IRREGULAR = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
 PLURAL_IRREGULAR = {plural: singular for singular, plural in IRREGULAR.items()}
@@ -59,22 +60,22 @@ def other_form(verb: str, number: str) -> str:
 
 
 def read_giulianelli(path: Path) -> list[Agreement]:
+    """One of their files, one item per row."""
+    rows = [line.split("\t") for line in read_lines(path)]
     found = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        sentence, _, number, subject, verb, *_ = line.split("\t")
-        words, place = tuple(sentence.split()), int(verb)
-        forms = words[place], other_form(words[place], number)
-        label = NUMBERS.index(number)
-        found.append(Agreement(words[:place], int(subject), label, *forms, words[place:]))
+    with errors_naming(path):
+        for sentence, _, number, subject, verb, *_ in rows:
+            words, place = tuple(sentence.split()), int(verb)
+            forms = words[place], other_form(words[place], number)
+            label = NUMBERS.index(number)
+            found.append(Agreement(words[:place], int(subject), label, *forms, words[place:]))
     return found
 
 
 def read_gulordava(path: Path) -> list[Agreement]:
     """`generated.tab`; one item per pair of rows."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
     pairs: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
+    for row in csv.DictReader(read_lines(path), delimiter="\t"):
         key = (row["pattern"], row["constr_id"], row["sent_id"])
         pairs.setdefault(key, {})[row["class"]] = row
     found = []

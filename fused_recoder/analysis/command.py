@@ -6,7 +6,9 @@ import argparse
 import re
 from pathlib import Path
 
-from .compare import ModelRuns, read_runs, write_tsv
+import numpy as np
+
+from .compare import ModelRuns, SentenceNumbers, read_runs, write_tsv
 from .figures import draw_sentence
 from .page import write_page
 from .sentences import read_sentences
@@ -50,14 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name, found in numbers.items():
         write_tsv(out / f"{_file_name(name)}.tsv", found)
-        words = sum(len(s.tokens) for s in found)
-        unknown = sum(token.unknown for s in found for token in s.tokens)
-        known = sum(not any(token.unknown for token in s.tokens) for s in found)
-        bits = sum(s.mean("surprisal").sum() for s in found) / words
-        print(
-            f"{name}: {words} words, {unknown} unknown, {known} of {len(found)} sentences fully "
-            f"known; {bits:.3f} bits per word"
-        )
+        print(f"{name}: {_in_short(found)}")
     for i in range(min(arguments.figures, len(sentences))):
         draw_sentence(
             {name: found[i] for name, found in numbers.items()}, out / f"sentence-{i + 1:03d}.png"
@@ -65,6 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
     write_page(out / "index.html", numbers)
     print(f"{out / 'index.html'}")
     return 0
+
+
+def _in_short(sentences: list[SentenceNumbers]) -> str:
+    words = sum(len(s.tokens) for s in sentences)
+    unknown = sum(len(s.unknown) for s in sentences)
+    whole = sum(not s.unknown for s in sentences)
+    text = f"{words} words, {unknown} unknown, {whole} of {len(sentences)} sentences fully known"
+    if unknown == words:
+        return text
+    bits = sum(np.nansum(s.mean("surprisal")) for s in sentences) / (words - unknown)
+    return f"{text}; {bits:.3f} bits per known word"
 
 
 def _file_name(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from ..training import load_model
 from .sentences import Reading, Token, read, tokenize
 
 SIGNIFICANT = 0.05
-NUMBERS = ("surprisal", "surprisal_before", "surprisal_after", "delta", "delta_after")
+NUMBERS = (
+    "surprisal", "surprisal_before", "surprisal_after", "surprisal_uncorrected", "delta",
+    "delta_after",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,46 @@ class ModelRuns:
 
 @dataclass(frozen=True)
 class SentenceNumbers:
-    """One sentence in one model: values [n runs, words] by name."""
+    """One sentence in one model: values [n runs, words] by name.
+
+    Those of unknown words are not numbers: what the model says there is about `<unk>`, which is
+    frequent and looks easy, and not about the word.
+    """
 
     tokens: list[Token]
     recoded: list[bool]
     values: dict[str, np.ndarray]
     steps: dict[str, np.ndarray]
 
+    @classmethod
+    def of_runs(cls, readings: Sequence[Reading]) -> SentenceNumbers:
+        """What several runs of one model say of the same words."""
+        first = readings[0]
+        unknown = np.array([token.unknown for token in first.tokens])
+        values = {
+            name: np.where(unknown, np.nan, [getattr(r, name) for r in readings])
+            for name in NUMBERS
+        }
+        steps = {key: np.array([r.steps[key] for r in readings]) for key in first.steps}
+        return cls(first.tokens, first.recoded, values, steps)
+
+    @property
+    def unknown(self) -> list[int]:
+        """Indices of the words that the model does not know."""
+        return [t for t, token in enumerate(self.tokens) if token.unknown]
+
     def mean(self, name: str) -> np.ndarray:
+        """Over runs, [words]."""
         return self.values[name].mean(0)
 
     def deviation(self, name: str) -> np.ndarray:
+        """The standard deviation over runs, [words]; 0 of a single one."""
         values = self.values[name]
         return values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 
 def read_runs(runs: ModelRuns, sentences: list[str], seed: int = 1) -> list[SentenceNumbers]:
+    """All sentences with all runs of a model."""
     by_run: list[list[Reading]] = []
     for path in runs.paths:
         loaded = load_model(path)
@@ -71,21 +99,15 @@ def read_runs(runs: ModelRuns, sentences: list[str], seed: int = 1) -> list[Sent
             raise ValueError(f"{path} has no vocabulary: analyze reads runs of fused-recoder train")
         tokens = [tokenize(sentence, loaded.vocabulary) for sentence in sentences]
         by_run.append(read(loaded.model, loaded.vocabulary, tokens, recode=runs.recode, seed=seed))
-    found = []
-    for readings in zip(*by_run, strict=True):
-        if any(
-            [t.text for t in r.tokens] != [t.text for t in readings[0].tokens] for r in readings
-        ):
+    same_words = list(zip(*by_run, strict=True))
+    for first, *others in same_words:
+        if any(_known_words(other) != _known_words(first) for other in others):
             raise ValueError(f"the runs of {runs.name!r} have different vocabularies")
-        found.append(
-            SentenceNumbers(
-                readings[0].tokens,
-                readings[0].recoded,
-                {name: np.array([getattr(r, name) for r in readings]) for name in NUMBERS},
-                {key: np.array([r.steps[key] for r in readings]) for key in readings[0].steps},
-            )
-        )
-    return found
+    return [SentenceNumbers.of_runs(readings) for readings in same_words]
+
+
+def _known_words(reading: Reading) -> list[tuple[str, bool]]:
+    return [(token.text, token.unknown) for token in reading.tokens]
 
 
 def p_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -104,7 +126,7 @@ def write_tsv(path: Path, sentences: list[SentenceNumbers]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE,
                             quotechar=None)  # fmt: skip
-        names = ["surprisal_before", "surprisal_after", "delta", "delta_after"]
+        names = list(NUMBERS[1:])
         writer.writerow(
             ["sentence_id", "token_id", "token", "surprisal", "runs", "surprisal_sd", *names,
              "recoded", "unknown", *(f"step_{s}" for s in states)]

@@ -1,8 +1,10 @@
-"""A sentence as a figure: surprisal and signal over its words, as in the thesis."""
+"""A sentence as a figure: what a model expects of its words, and what its corrections change."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,50 +12,41 @@ from ..experiments.plots import STYLE, pyplot
 from ..training.curves import COLOURS
 from .compare import SIGNIFICANT, SentenceNumbers, p_values
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def draw_sentence(by_model: dict[str, SentenceNumbers], path: Path) -> list[Path]:
-    """Surprisal above, the signal below; PNG and SVG of this name.
+Models = dict[str, SentenceNumbers]
 
-    After a word comes, half a step to the right, the value predicted from the recoded state. Bands
-    are one standard deviation over runs; triangles mark words at which a model differs from the
-    first one (two-tailed t-test, p < 0.05).
+
+def draw_sentence(by_model: Models, path: Path) -> list[Path]:
+    """PNG and SVG of this name: surprisal before a word is known, what the last correction did to
+    it, and the signal where it is another quantity.
+
+    Bands are one standard deviation over runs; triangles mark words at which a model differs from
+    the first one (two-tailed t-test, p < 0.05). A word that is unknown leaves a gap in the lines of
+    the models that do not know it, marked by a grey column.
     """
-    first = next(iter(by_model.values()))
-    recoding = {
-        name: numbers
-        for name, numbers in by_model.items()
-        if not np.isnan(numbers.values["delta"]).all()
-    }
+    colours = dict(zip(by_model, COLOURS * 3, strict=False))
+    recoding = {name: n for name, n in by_model.items() if any(n.recoded)}
+    others = {name: n for name, n in recoding.items() if not _is_surprisal(n)}
+    panels = [(_surprisals, by_model), (_corrections, recoding), (_signals, others)]
+    panels = [(draw, models) for draw, models in panels if models]
+    tokens = next(iter(by_model.values())).tokens
     plt = pyplot()
-    with plt.rc_context(STYLE):
-        rows = 2 if recoding else 1
-        width = max(5.0, 0.85 * len(first.tokens) + 1.2)
+    with plt.rc_context(STYLE | {"text.parse_math": False}):  # a word may have two "$"
+        size = max(5.0, 0.85 * len(tokens) + 1.2), 2.3 * len(panels) + 0.7
         figure, axes = plt.subplots(
-            rows, 1, figsize=(width, 2.7 * rows + 0.3), squeeze=False, sharex=True,
-            layout="constrained",
-        )  # fmt: skip
-        top = axes[0][0]
-        colours = dict(zip(by_model, COLOURS * 3, strict=False))
-        for name, numbers in by_model.items():
-            _line(top, numbers, "surprisal_before", "surprisal_after", colours[name], name)
-        _markers(top, by_model, "surprisal_before")
-        top.set_ylabel("surprisal (bits)")
-        if recoding:
-            bottom = axes[1][0]
-            for name, numbers in recoding.items():
-                _line(bottom, numbers, "delta", "delta_after", colours[name], name)
-            if len(recoding) > 1:
-                _markers(bottom, recoding, "delta")
-            bottom.set_ylabel("signal δ")
-        if len(by_model) > 1 or recoding:
-            top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        last = axes[-1][0]
-        words = [f"{t.text}*" if t.unknown else t.text for t in first.tokens]
-        last.set_xticks(range(len(words)), words, rotation=30, ha="right")
-        for axis in axes[:, 0]:
-            low, high = axis.get_ylim()
-            axis.set_ylim(bottom=min(low, -0.02 * high))  # 0 is seen, and points at 0 whole
+            len(panels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained"
+        )
+        for (draw, models), axis in zip(panels, axes[:, 0], strict=True):
+            draw(axis, models, colours)
             axis.grid(axis="x", visible=False)
+            unknown = _mark_unknown(axis, models)
+        if len(by_model) > 1 or unknown:
+            axes[0][0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        bottom = axes[-1][0]
+        bottom.set_xticks(range(len(tokens)), [t.text for t in tokens], rotation=30, ha="right")
+        bottom.set_xlim(-0.5, len(tokens) - 0.5)  # also where all words are unknown
         paths = [path.with_suffix(f".{kind}") for kind in ("png", "svg")]
         for each in paths:
             figure.savefig(each)
@@ -61,26 +54,67 @@ def draw_sentence(by_model: dict[str, SentenceNumbers], path: Path) -> list[Path
     return paths
 
 
-def _line(axis, numbers: SentenceNumbers, before: str, after: str, colour: str, name: str) -> None:
-    """Before and, where the word was recoded, after it."""
-    x, values, spread = [], [], []
-    for t, recoded in enumerate(numbers.recoded):
-        for place, kind in ((t, before), (t + 0.5, after))[: 1 + recoded]:
-            x.append(place)
-            values.append(numbers.mean(kind)[t])
-            spread.append(numbers.deviation(kind)[t])
-    x, values, spread = np.array(x), np.array(values), np.array(spread)
-    axis.plot(x, values, color=colour, linewidth=1.3, label=name)
-    on_word = x == np.floor(x)
-    axis.plot(x[on_word], values[on_word], "o", color=colour, markersize=4)
-    axis.plot(x[~on_word], values[~on_word], "o", color=colour, markersize=3.5,
-              markerfacecolor="white")  # fmt: skip
-    if spread.any():
-        low, high = values - spread, values + spread
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+def _mark_unknown(axis: Axes, models: Models) -> list[int]:
+    """Grey columns where words are unknown."""
+    unknown = sorted({t for numbers in models.values() for t in numbers.unknown})
+    for t in unknown:
+        label = "unknown word" if t == unknown[0] else None
+        axis.axvspan(t - 0.35, t + 0.35, color="#eeedeb", linewidth=0, zorder=0, label=label)
+    return unknown
 
 
-def _markers(axis, by_model: dict[str, SentenceNumbers], name: str) -> None:
+def _surprisals(axis: Axes, models: Models, colours: dict[str, str]) -> None:
+    for name, numbers in models.items():
+        _line(axis, numbers.values["surprisal"], colours[name], name)
+    _markers(axis, models, "surprisal")
+    axis.set_ylabel("surprisal (bits)")
+    _show_zero(axis)
+
+
+def _corrections(axis: Axes, models: Models, colours: dict[str, str]) -> None:
+    for name, numbers in models.items():
+        change = numbers.values["surprisal"] - numbers.values["surprisal_uncorrected"]
+        _line(axis, change, colours[name], name)
+    axis.axhline(0, color="#787774", linewidth=0.8, zorder=0)
+    axis.set_ylabel("changed by the\nlast correction (bits)")
+
+
+def _signals(axis: Axes, models: Models, colours: dict[str, str]) -> None:
+    """After recoding as points: between them nothing happens that a line could show."""
+    for name, numbers in models.items():
+        _line(axis, numbers.values["delta"], colours[name], name)
+        after = np.where(numbers.recoded, numbers.mean("delta_after"), np.nan)
+        axis.plot(after, "o", color=colours[name], markersize=4, markerfacecolor="white")
+    if len(models) > 1:
+        _markers(axis, models, "delta")
+    axis.set_ylabel("signal δ")
+    _show_zero(axis)
+
+
+def _is_surprisal(numbers: SentenceNumbers) -> bool:
+    """Whether δ is the surprisal in nats, as that of `nll` is."""
+    nats = numbers.values["surprisal_before"] * math.log(2)
+    return np.allclose(numbers.values["delta"], nats, rtol=1e-3, equal_nan=True)
+
+
+def _line(axis: Axes, runs: np.ndarray, colour: str, name: str) -> None:
+    """The mean of values [n runs, words], and their standard deviation."""
+    mean = runs.mean(0)
+    axis.plot(mean, "o-", color=colour, linewidth=1.3, markersize=4, label=name)
+    if len(runs) > 1:
+        spread = runs.std(0, ddof=1)
+        places = np.arange(len(mean))
+        axis.fill_between(
+            places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+        )
+
+
+def _show_zero(axis: Axes) -> None:
+    low, high = axis.get_ylim()
+    axis.set_ylim(bottom=min(low, -0.02 * high))  # also points at 0 are seen whole
+
+
+def _markers(axis: Axes, by_model: Models, name: str) -> None:
     models = list(by_model.values())
     for other in models[1:]:
         if len(other.tokens) != len(models[0].tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import fused_recoder as fr
 
 from ..training import Vocabulary
 from ..training.data import EOS, IGNORE, UNK
+from ..training.files import read_lines
 
 NATS_PER_BIT = math.log(2)
 GLUED = re.compile(r"^(.*\w)([.,;:!?]+)$")
@@ -31,8 +33,7 @@ class Token:
 
 def read_sentences(path: Path) -> list[str]:
     """One per line; blank lines are left out."""
-    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    found = [line.strip() for line in lines if line.strip()]
+    found = [line.strip() for line in read_lines(path) if line.strip()]
     if not found:
         raise ValueError(f"{path} holds no sentences")
     return found
@@ -72,6 +73,7 @@ class Reading:
     surprisal: list[float]  # of the model's own prediction
     surprisal_before: list[float]  # predicted from the state as it was
     surprisal_after: list[float]  # predicted from the recoded state
+    surprisal_uncorrected: list[float]  # as surprisal, had the last correction been left out
     delta: list[float]
     delta_after: list[float]
     steps: dict[str, list[float]]  # by state and layer, e.g. "c1"
@@ -95,11 +97,14 @@ def read(
     recode: str | Sequence[int] = "all",
     seed: int = 1,
 ) -> list[Reading]:
-    """Reads sentences side by side, each from a fresh state after `<eos>`."""
+    """Reads sentences side by side, each from a fresh state after `<eos>`.
+
+    In float64, whatever the model's own precision; the model itself stays as it is.
+    """
     rnn = model.rnn
     if rnn.signal is not None and rnn.signal.name in ("variational", "classifier", "custom"):
         raise ValueError(f"signal {rnn.signal.name!r} cannot be read word by word here")
-    model = model.double().eval()
+    model = copy.deepcopy(model).double().eval()
     generator = torch.Generator().manual_seed(seed)
     length, count = max(len(s) for s in sentences), len(sentences)
     targets = torch.full((length, count), IGNORE)
@@ -111,15 +116,17 @@ def read(
         inputs[: len(ids), b] = torch.cat([torch.tensor([vocabulary.ids[EOS]]), ids[:-1]])
         mask[: len(ids), b] = torch.tensor(places_mask(recode, len(ids)))
 
-    hx, columns = None, []
+    hx, without, columns = None, None, []
     for t in range(length):
-        columns.append(_step(model, inputs[t : t + 1], targets[t : t + 1], mask[t], hx, generator))
-        hx = columns[-1].pop("hx")
+        now = inputs[t : t + 1], targets[t : t + 1], mask[t]
+        columns.append(_step(model, *now, hx, without, generator))
+        hx, without = columns[-1].pop("hx"), columns[-1].pop("without")
     return [_reading(sentence, b, columns, rnn, mask) for b, sentence in enumerate(sentences)]
 
 
-def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, generator) -> dict:
-    """One word of all sentences [1, B]: numbers [B] by name, and the states to go on with."""
+def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, without, generator) -> dict:
+    """One word of all sentences [1, B]: numbers [B] by name, and the states to go on with, recoded
+    (hx) and without this last correction."""
     rnn = model.rnn
     gold = targets[0].clamp(min=0)
 
@@ -132,8 +139,8 @@ def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, generator) -
         before = bits(out.hx[0][-1])
         nothing = torch.full_like(before, torch.nan)
         return {
-            "hx": out.hx, "before": before, "after": before, "own": before,
-            "delta": nothing, "delta_after": nothing, "step_size": None,
+            "hx": out.hx, "without": out.hx, "before": before, "after": before, "own": before,
+            "uncorrected": before, "delta": nothing, "delta_after": nothing, "step_size": None,
         }  # fmt: skip
     still = torch.zeros_like(mask).unsqueeze(0)
     plain = model(tokens, targets, hx, recode_mask=still, generator=generator)
@@ -146,12 +153,17 @@ def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, generator) -
         h_after = torch.where(c == 0, h, h * c_after.tanh() / c.tanh())
     before, after = bits(h), bits(h_after)
     trace = out.trace
+    # Labels must not leak; and where h is not recoded there is nothing new to decode.
+    late = rnn.signal.sees_labels or "h" not in rnn.states
+    if late:  # the last correction was made at the word before
+        again = model(tokens, targets, without, recode_mask=still, generator=torch.Generator())
     return {
         "hx": out.hx,
+        "without": plain.hx,
         "before": before,
         "after": after,
-        # Labels must not leak; and where h is not recoded there is nothing new to decode.
-        "own": before if rnn.signal.sees_labels or "h" not in rnn.states else after,
+        "own": before if late else after,
+        "uncorrected": bits(again.hx[0][-1]) if late else before,
         "delta": trace.delta[0],
         "delta_after": torch.where(mask, trace.delta_after[0], trace.delta[0]),
         "step_size": trace.step_size[:, :, 0],  # [L, S, B]
@@ -176,6 +188,7 @@ def _reading(sentence: list[Token], b: int, columns: list[dict], rnn, mask: Tens
         column("own"),
         column("before"),
         column("after"),
+        column("uncorrected"),
         column("delta"),
         column("delta_after"),
         steps,

@@ -12,7 +12,8 @@ from . import interventions, signal_shape, study, study_report, theorems
 from .explore import explore
 from .jobs import Interrupted, Job, work
 from .plots import draw_table
-from .report import write_results, write_table
+from .report import write_table
+from .rows import gather
 from .scales import SCALES, Scale, first_lines
 from .tables import TABLES, Table
 
@@ -77,15 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     names = arguments.experiments or [name for name in EXPERIMENTS if name != INTERVENTIONS]
-    if INTERVENTIONS in names and arguments.agreement is None:
+    if INTERVENTIONS in names and arguments.agreement is None and not arguments.report:
         raise ValueError(f"{INTERVENTIONS} needs --agreement, the folder of the agreement sets")
     scale, out, data = SCALES[arguments.scale], arguments.out, arguments.data
     seeds = arguments.seeds or scale.seeds
     if arguments.epochs:
         scale = replace(scale, plain=scale.plain.replace(epochs=arguments.epochs))
-    if scale.lines is not None:
+    if scale.lines is not None and not arguments.report:
         data = first_lines(data, scale.lines, out)
     say = functools.partial(print, flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    gather(out)
     try:
         for name in names:
             experiment = EXPERIMENTS[name]
@@ -95,7 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
                     jobs = functools.partial(jobs, sets=arguments.agreement)
                 work(jobs, out, data, say=say)
             say(experiment.report(scale, out, seeds))
-            write_results(out)
     except Interrupted:
         say("stopped; start the same command again to go on")
         return 130

@@ -12,9 +12,10 @@ from ..analysis.agreement import Agreement, read_giulianelli, read_gulordava
 from ..analysis.interventions import agreement, train_classifiers
 from ..training import load_model
 from ..training.curves import COLOURS
-from .jobs import Job, Measurement, Training, result
+from .jobs import Job, Measurement, Training
 from .plots import BASELINE_COLOUR, STYLE, pyplot, save
 from .report import markdown, write_jsonl, write_text
+from .rows import result
 from .scales import Scale
 from .statistics import describe
 from .variants import BASELINE
@@ -101,6 +102,8 @@ def jobs(scale: Scale, out: Path, seeds: int, *, sets: Path) -> list[Job]:
 def report(scale: Scale, out: Path, seeds: int) -> str:
     found = [result(out, f"interventions.seed{seed}") for seed in range(1, seeds + 1)]
     found = [row for row in found if row is not None]
+    if not found:
+        return "No intervention is measured yet.\n"
     rows = []
     for i, one in enumerate(found[0]["sets"]):
         of_runs = [row["sets"][i] for row in found]

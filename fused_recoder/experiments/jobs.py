@@ -1,8 +1,9 @@
 """Independent jobs in folders of their own, shared among processes, resumable.
 
-A job is one training run, or one measurement of trained models. Its folder holds `result.json`
-when it is done; `work` does what is not done and not claimed by another process, in order. Kill it
-at any time and start it again, on as many cores or machines (with a common disk) as there are.
+A job is one training run, or one measurement of trained models. When it is done it has a row in
+`rows.jsonl` (rows.py); `work` does what is not done and not claimed by another process, in order.
+Kill it at any time and start it again, on as many cores or machines (with a common disk) as there
+are.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 
 from ..training import Config, NonFiniteError, Trainer
 from ..training.evaluation import BEST, CHECKPOINT
-from ..training.files import atomic_file, fcntl
+from ..training.files import atomic_file, errors_naming, fcntl, read_json
+from .rows import CONFIG, RESULT, gather, result
 
-RESULT = "result.json"
 WAIT = 5.0  # seconds between two looks at what other processes have done
 
 
@@ -44,11 +45,16 @@ class Training:
         return {"variant": self.variant, "seed": self.config.seed}
 
     def check(self, out: Path) -> None:
-        """That a run in its folder is one of these settings."""
-        path = out / self.name / "config.json"
-        if path.exists() and Config.from_dict(json.loads(path.read_bytes())) != self.config:
+        """That the run in its row or folder is one of these settings."""
+        path, row = out / self.name / CONFIG, result(out, self.name) or {}
+        found = [row["config"]] if "config" in row else []
+        if path.exists():
+            found.append(read_json(path))
+        with errors_naming(path):
+            runs = [Config.from_dict(settings) for settings in found]
+        if any(run != self.config for run in runs):
             raise ValueError(
-                f"{str(path.parent)!r} holds a run with other settings: choose another folder"
+                f"{str(out)!r} holds a run {self.name!r} with other settings: choose another folder"
             )
 
     def run(self, out: Path, data: Path) -> dict:
@@ -100,12 +106,6 @@ class Measurement:
 Job = Training | Measurement
 
 
-def result(out: Path, name: str) -> dict | None:
-    """What a job has found; None if it is not done."""
-    path = out / name / RESULT
-    return json.loads(path.read_bytes()) if path.exists() else None
-
-
 def work(
     jobs: Callable[[], Sequence[Job]],
     out: Path,
@@ -120,6 +120,7 @@ def work(
     """
     out.mkdir(parents=True, exist_ok=True)
     while True:
+        gather(out)
         wanted = list(jobs())
         if len({job.name for job in wanted}) < len(wanted):
             raise ValueError("two jobs have the same name")
@@ -148,12 +149,13 @@ def _try(job: Job, out: Path, data: Path, say) -> bool:
     folder = out / job.name
     folder.mkdir(exist_ok=True)
     with _claim(folder) as claimed:
-        if not claimed or (folder / RESULT).exists():
+        if not claimed or result(out, job.name) is not None or (folder / RESULT).exists():
             return claimed
         say(f"{time.strftime('%H:%M:%S')} {job.name} ...")
         row = {"name": job.name, **job.about, **job.run(out, data)}
         with atomic_file(folder / RESULT) as file:
             file.write(json.dumps(row, indent=1).encode())
+        gather(out)
         job.tidy(out)
         numbers = {k: v for k, v in row.items() if k.endswith("perplexity")}
         say(

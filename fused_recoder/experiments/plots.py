@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..training.curves import COLOURS, read_metrics
+from ..training.curves import COLOURS
 from .jobs import Training
+from .rows import STEP_SIZE, course
 from .tables import Row, Table
 
 STYLE = {
@@ -43,7 +43,7 @@ def band(axis, x, runs: Sequence[Sequence[float]], colour: str, label: str, **st
 def draw_table(table: Table, out: Path) -> list[Path]:
     """All figures of a table, as PNG and SVG in `figures/`. Runs that are not done are left out."""
     trained = [row for row in table.rows if all(isinstance(job, Training) for job in row.jobs)]
-    runs = {(row.model, row.setting): _metrics(row, out) for row in trained}
+    runs = {(row.model, row.setting): _courses(row, out) for row in trained}
     runs = {key: found for key, found in runs.items() if found}
     if len(runs) < 2:  # nothing to compare
         return []
@@ -56,9 +56,9 @@ def draw_table(table: Table, out: Path) -> list[Path]:
     return [path for paths in written for path in paths]
 
 
-def _metrics(row: Row, out: Path) -> list[dict[str, list[dict]]]:
-    folders = [out / job.name for job in row.jobs]
-    return [read_metrics(folder) for folder in folders if (folder / "result.json").exists()]
+def _courses(row: Row, out: Path) -> list[dict[str, list[dict]]]:
+    courses = [course(out, job.name) for job in row.jobs]
+    return [found for found in courses if found is not None]
 
 
 def _has(kind: str, table: Table, key: tuple[str, str], runs) -> bool:
@@ -185,7 +185,7 @@ def _steps(table: Table, runs: dict, out: Path) -> list[Path]:
 
 def draw_steps(axis, runs: list[dict[str, list[dict]]]) -> None:
     rows = runs[0]["train"]
-    names = [name for name in rows[0] if re.match("step_size/", name)]
+    names = [name for name in rows[0] if name.startswith(STEP_SIZE)]
     for name, colour in zip(names, COLOURS, strict=False):
         state = name.split("/")[1]
         label = f"{'hidden' if state[0] == 'h' else 'cell'} state, layer {int(state[1:]) + 1}"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..training.files import atomic_file
-from .jobs import result
-from .statistics import Comparison, Sample, compare, describe
+from .rows import result
+from .statistics import Comparison, Sample, compare_seeds, describe
 from .tables import Published, Table
 
 MISSING = "-"
@@ -34,12 +34,14 @@ class Line:
 def lines(table: Table, out: Path) -> list[Line]:
     """The first row is the baseline."""
     found: list[Line] = []
+    baseline: dict[int, float] = {}
     for row in table.rows:
-        results = [r for job in row.jobs if (r := result(out, job.name)) is not None]
-        finished = [r for r in results if r["status"] == "finished"]
-        values = tuple(r["test_perplexity"] for r in finished)
-        speeds = [r["test_tokens_per_second"] for r in finished]
-        baseline = found[0].perplexities if found else ()
+        results = [result(out, job.name) for job in row.jobs]  # of one seed after the other
+        finished = {i: r for i, r in enumerate(results) if r and r["status"] == "finished"}
+        by_seed = {i: r["test_perplexity"] for i, r in finished.items()}
+        values = tuple(by_seed.values())
+        speeds = [r["test_tokens_per_second"] for r in finished.values()]
+        baseline = baseline if found else by_seed
         found.append(
             Line(
                 table.name,
@@ -47,8 +49,8 @@ def lines(table: Table, out: Path) -> list[Line]:
                 row.setting,
                 values,
                 describe(values) if values else None,
-                len(results) - len(finished),
-                compare(values, baseline) if values and baseline else None,
+                sum(r is not None for r in results) - len(finished),
+                compare_seeds(by_seed, baseline) if found else None,
                 sum(speeds) / len(speeds) if speeds else None,
                 row.published,
                 row.published_speed,
@@ -139,8 +141,8 @@ def latex(rows: list[dict[str, str]], bold: int | None = None, column: str = "")
 
 FOOTNOTE = (
     "Mean ± standard deviation over n runs; diverged runs ended in a loss that is not finite. "
-    "p-value: one-tailed Student's t-test that the model has a lower perplexity than the "
-    "baseline."
+    "Δ baseline: to the baselines of the same seeds. p-value: one-tailed Student's t-test that the "
+    "model has a lower perplexity than they."
 )
 PUBLISHED_NOTE = " Thesis: Ulmer 2019, 2x650 on PTB, four runs, speed on one NVIDIA 1080 Ti."
 
@@ -166,9 +168,3 @@ def write_text(path: Path, text: str) -> None:
 
 def write_jsonl(path: Path, rows: Sequence[dict]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_results(out: Path) -> None:
-    """All results of a folder of jobs in one file, `results.jsonl`."""
-    found = sorted(path.parent.name for path in out.glob("*/result.json"))
-    write_jsonl(out / "results.jsonl", [result(out, name) for name in found])

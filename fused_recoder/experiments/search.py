@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.study import MaxTrialsCallback
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError  # optuna brings it
 
-from ..training import Config, NonFiniteError, Trainer
+from ..training import Callback, Config, NonFiniteError, Trainer
 from ..training.curves import COLOURS
-from ..training.evaluation import BEST, CHECKPOINT, perplexity
+from ..training.evaluation import BEST, CHECKPOINT
 from .jobs import Interrupted
 from .plots import STYLE, pyplot
 from .report import markdown, write_jsonl, write_text
@@ -93,20 +95,18 @@ def settings_of(signal: str, values: dict) -> dict:
     return settings
 
 
-class _SearchRun(Trainer):
-    """Training that reports every epoch and never reads the test text."""
+class Reporting(Callback):
+    """Tells a study about every epoch of a trial, and stops what looks hopeless to it."""
 
-    trial: optuna.Trial
+    def __init__(self, trial: optuna.Trial):
+        self.trial, self.pruned = trial, False
 
-    def _end_epoch(self) -> None:
-        super()._end_epoch()
-        row = self.progress.history[-1]
+    def on_epoch_end(self, trainer: Trainer, row: dict) -> None:
+        """Reports the epoch; the last one is never pruned."""
         self.trial.report(row["valid_perplexity"], row["epoch"])
-        if row["epoch"] < self.config.epochs and self.trial.should_prune():
-            raise optuna.TrialPruned
-
-    def _finish(self) -> dict:
-        return {"finished": True, "valid_perplexity": perplexity(self.progress.best_nll)}
+        if row["epoch"] < trainer.config.epochs and self.trial.should_prune():
+            self.pruned = True
+            trainer.stop("the pruner")
 
 
 def objective(trial: optuna.Trial, signal: str, base: Config, data: Path, out: Path) -> float:
@@ -120,17 +120,20 @@ def objective(trial: optuna.Trial, signal: str, base: Config, data: Path, out: P
     digest = hashlib.blake2b(json.dumps(config.to_dict()).encode(), digest_size=8).hexdigest()
     folder = out / "trials" / digest
     folder.mkdir(parents=True, exist_ok=True)
+    reporting = Reporting(trial)
+    options = {"callbacks": [reporting], "test": False}
     if (folder / CHECKPOINT).exists():
-        trainer = _SearchRun.resume(folder, data)
+        trainer = Trainer.resume(folder, data, **options)
     else:
-        trainer = _SearchRun(config, data, folder)
-    trainer.trial = trial
+        trainer = Trainer(config, data, folder, **options)
     try:
         with open(f"{folder}.log", "a") as log, contextlib.redirect_stdout(log):
             summary = trainer.train()
     except NonFiniteError as error:
         trial.set_user_attr("diverged", str(error))
         raise optuna.TrialPruned from error
+    if reporting.pruned:
+        raise optuna.TrialPruned
     if not summary["finished"]:
         trial.set_user_attr("interrupted", True)
         raise Interrupted
@@ -141,15 +144,6 @@ def objective(trial: optuna.Trial, signal: str, base: Config, data: Path, out: P
 
 def open_study(name: str, storage: str, seed: int | None, pruning: bool) -> optuna.Study:
     """The study of this name, made if there is none; interrupted trials are queued again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # A process that was killed cannot say so: its trial is queued again when its heart stops.
-        database = RDBStorage(
-            storage,
-            heartbeat_interval=60,
-            grace_period=180,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-        )
     pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1)
         if pruning
@@ -157,7 +151,7 @@ def open_study(name: str, storage: str, seed: int | None, pruning: bool) -> optu
     )
     study = optuna.create_study(
         study_name=name,
-        storage=database,
+        storage=_open_storage(storage),
         sampler=optuna.samplers.RandomSampler(seed=seed),
         pruner=pruner,
         load_if_exists=True,
@@ -169,6 +163,26 @@ def open_study(name: str, storage: str, seed: int | None, pruning: bool) -> optu
             study.enqueue_trial(trial.params)
             alive.append(trial.params)
     return study
+
+
+def _open_storage(url: str) -> RDBStorage:
+    """The database at a URL, or an error of one line without the password that may be in it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # A process that was killed cannot say so: its trial is queued again when its heart stops.
+        try:
+            return RDBStorage(
+                url,
+                heartbeat_interval=60,
+                grace_period=180,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
+        except (SQLAlchemyError, ImportError, OSError) as error:
+            shown, reason = re.sub(r":[^:/@]*@", ":***@", url), str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"--storage must be the URL of a database that can be opened, got {shown!r}: "
+                f"{reason}"
+            ) from error
 
 
 def _draw_of(trial: optuna.trial.FrozenTrial) -> dict:

@@ -18,9 +18,10 @@ from ..analysis.signal_shape import (
 from ..training import Corpus, load_model
 from ..training.curves import COLOURS
 from .adapting import recoder_at_inference
-from .jobs import Job, Measurement, Training, result
+from .jobs import Job, Measurement, Training
 from .plots import BASELINE_COLOUR, STYLE, pyplot, save
 from .report import markdown, write_jsonl, write_text
+from .rows import result
 from .scales import Scale
 from .statistics import describe
 from .variants import BASELINE, gold
@@ -76,6 +77,9 @@ def inference_jobs(plain: Training, seed: int) -> list[Measurement]:
 
 def report(scale: Scale, out: Path, seeds: int) -> str:
     numbers = [result(out, f"probabilities.seed{seed}") for seed in range(1, seeds + 1)]
+    numbers = [row for row in numbers if row is not None]
+    if not numbers:
+        return "The probabilities of the words are not measured yet.\n"
     baseline = _valid(out, BASELINE, seeds)
     share = describe([100 * row["wrong_way"] for row in numbers])
     push = describe([100 * row["wrong_push"] for row in numbers])
@@ -122,7 +126,8 @@ def _valid(out: Path, variant: str, seeds: int) -> list[float]:
 def _inference(out: Path, signal: str, states: str, seeds: int) -> dict[float, list[float]]:
     found: dict[float, list[float]] = {}
     for seed in range(1, seeds + 1):
-        for step, value in result(out, f"inference.{signal}-{states}.seed{seed}")["by_step"]:
+        row = result(out, f"inference.{signal}-{states}.seed{seed}") or {"by_step": []}
+        for step, value in row["by_step"]:
             if step > 0:
                 found.setdefault(step, []).append(value)
     return found

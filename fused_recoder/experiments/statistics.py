@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,3 +59,11 @@ def compare(model: Sequence[float], baseline: Sequence[float]) -> Comparison:
         float(student.pvalue),
         float(welch.pvalue),
     )
+
+
+def compare_seeds(model: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison | None:
+    """Of the seeds that both have: runs of one seed start alike, and a seed may be a lucky one."""
+    seeds = sorted(model.keys() & baseline.keys())
+    if not seeds:
+        return None
+    return compare([model[s] for s in seeds], [baseline[s] for s in seeds])

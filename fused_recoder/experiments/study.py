@@ -12,7 +12,8 @@ from pathlib import Path
 
 from .ablation import remove_recoder
 from .adapting import dynamic_evaluation
-from .jobs import Job, Measurement, Training, result
+from .jobs import Job, Measurement, Training
+from .rows import result
 from .scales import Scale
 from .signal_shape import inference_jobs
 from .variants import BASELINE, SIMILAR_PRIOR, ensemble, gold, mc_dropout

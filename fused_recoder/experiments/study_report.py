@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from ..training.curves import COLOURS, read_metrics
-from .jobs import result
+from ..training.curves import COLOURS
+from .adapting import edges
 from .plots import BASELINE_COLOUR, STYLE, band, draw_steps, pyplot, save
 from .report import latex, markdown, write_jsonl, write_text
+from .rows import course, result
 from .scales import Scale
-from .statistics import compare, describe
-from .study import EXACT, HYPOTHESIS, best_candidate, candidates, measured_variants
+from .statistics import compare_seeds, describe
+from .study import DYNAMIC, EXACT, HYPOTHESIS, best_candidate, candidates, measured_variants
 from .variants import BASELINE
 
 FOOTNOTE = (
     "Mean ± standard deviation over n seeds. Models are chosen by validation perplexity (seed 1); "
-    "each reads the test text once. Δ: difference of the mean test perplexities, with Welch's 95 % "
-    "interval; g: Hedges' effect size, positive where the model is better; p-value: one-tailed "
-    "Student's t-test against the baseline."
+    "each reads the test text once. Δ: difference of the mean test perplexities to the baselines "
+    "of the same seeds, with Welch's 95 % interval; g: Hedges' effect size, positive where the "
+    "model is better; p-value: one-tailed Student's t-test."
 )
 
 
@@ -28,12 +29,12 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
     names = [BASELINE, *candidates(scale), *measured_variants(best)]
     found = {name: _results(out, name, seeds) for name in names}
     found = {name: rows for name, rows in found.items() if rows}
-    baseline = [row["test_perplexity"] for row in found.get(BASELINE, [])]
+    baseline = _by_seed(found.get(BASELINE, []))
     rows, records = [], []
     for name, runs in found.items():
-        test = [row["test_perplexity"] for row in runs]
+        test = list(_by_seed(runs).values())
         valid = [row["valid_perplexity"] for row in runs if "valid_perplexity" in row]
-        against = compare(test, baseline) if name != BASELINE and baseline else None
+        against = compare_seeds(_by_seed(runs), baseline) if name != BASELINE else None
         interval = against and against.interval
         marks = " (hypothesis)" * (name == HYPOTHESIS) + " (best on validation)" * (name == best)
         rows.append(
@@ -55,7 +56,7 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
     if not rows:
         return "No run of the study is finished yet.\n"
     title = "Does recoding beat its baseline?" + (" (preliminary)" if best is None else "")
-    text = f"## {title}\n\n{markdown(rows)}\n{of_exact_gradients(found)}"
+    text = f"## {title}\n\n{markdown(rows)}\n{of_exact_gradients(found)}{of_the_grid(found)}"
     folder = out / "tables"
     folder.mkdir(exist_ok=True)
     write_text(folder / "study.md", f"{text}\n{FOOTNOTE}\n")
@@ -67,12 +68,11 @@ def report(scale: Scale, out: Path, seeds: int) -> str:
 
 def of_exact_gradients(found: dict[str, list[dict]]) -> str:
     """Models of the same seeds, trained with and without the gradient of the recoding gradient."""
-    exact = {row["seed"]: row["test_perplexity"] for row in found.get(EXACT, [])}
-    detached = {row["seed"]: row["test_perplexity"] for row in found.get(HYPOTHESIS, [])}
+    exact, detached = (_by_seed(found.get(name, [])) for name in (EXACT, HYPOTHESIS))
     seeds = sorted(exact.keys() & detached.keys())
     if len(seeds) < 2:
         return ""
-    against = compare([exact[s] for s in seeds], [detached[s] for s in seeds])
+    against = compare_seeds(exact, detached)
     low, high = against.interval
     return (
         f"\nExact against detached gradients ({HYPOTHESIS}, seeds {seeds[0]} to {seeds[-1]}): test "
@@ -80,6 +80,23 @@ def of_exact_gradients(found: dict[str, list[dict]]) -> str:
         f"{describe([detached[s] for s in seeds])}, difference {against.difference:+.2f} "
         f"[{low:+.2f}, {high:+.2f}], p {_p(against.p_better, '= ')}.\n"
     )
+
+
+def of_the_grid(found: dict[str, list[dict]]) -> str:
+    """Whether dynamic evaluation might do better with settings that were not tried."""
+    runs = [row for name, rows in found.items() if name.startswith(DYNAMIC) for row in rows]
+    beyond = [row for row in runs if edges(row["choices"])]
+    if not beyond:
+        return ""
+    return (
+        f"\nThe optimum of dynamic evaluation is not bracketed: for {len(beyond)} of {len(runs)} "
+        "models the best learning rate or decay lies on the edge of the grid that was tried, so it "
+        "may do better than shown.\n"
+    )
+
+
+def _by_seed(runs: list[dict]) -> dict[int, float]:
+    return {row["seed"]: row["test_perplexity"] for row in runs}
 
 
 def _p(value: float, equals: str = "") -> str:
@@ -92,8 +109,8 @@ def _results(out: Path, variant: str, seeds: int) -> list[dict]:
 
 
 def _runs(out: Path, variant: str, seeds: int) -> list[dict]:
-    folders = [out / f"{variant}.seed{seed}" for seed in range(1, seeds + 1)]
-    return [read_metrics(folder) for folder in folders if (folder / "result.json").exists()]
+    courses = [course(out, f"{variant}.seed{seed}") for seed in range(1, seeds + 1)]
+    return [found for found in courses if found is not None]
 
 
 def _draw(out: Path, scale: Scale, seeds: int, best: str | None) -> None:

@@ -9,9 +9,10 @@ import fused_recoder as fr
 from ..analysis.theorems import later_effect, signal_change, windows
 from ..training import Corpus, load_model
 from ..training.curves import COLOURS
-from .jobs import Measurement, Training, result
+from .jobs import Measurement, Training
 from .plots import STYLE, pyplot, save
 from .report import markdown, write_jsonl, write_text
+from .rows import result
 from .scales import Scale
 from .variants import BASELINE, SIMILAR_PRIOR, ensemble
 
@@ -71,6 +72,8 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list:
 
 def report(scale: Scale, out: Path, seeds: int) -> str:
     found = result(out, "theorems")
+    if found is None:
+        return "The theorems are not measured yet.\n"
     names = list(dict.fromkeys(row["step"] for row in found["first"]))
     rows = []
     for signal in SIGNALS:

@@ -8,6 +8,7 @@
 Needs the packages of `pip install fused-recoder[train]`.
 """
 
+from .callbacks import Callback
 from .config import Config, recipe_names
 from .curves import draw_curves
 from .data import Batches, Corpus, Vocabulary
@@ -19,6 +20,7 @@ from .trainer import NonFiniteError, Trainer
 
 __all__ = [
     "Batches",
+    "Callback",
     "Config",
     "Corpus",
     "Evaluation",

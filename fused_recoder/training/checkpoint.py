@@ -1,11 +1,14 @@
 """Checkpoints: one safetensors file each, with all else as JSON in its header.
 
-One file, so that it is whole or absent; nothing in it is pickled, so loading runs no code.
+One file, so that it is whole or absent; nothing in it is pickled, so loading runs no code; a
+checksum over all of it, so that what a disk or a copy has damaged is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,21 +16,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from .config import Config
 from .data import Vocabulary
-from .files import atomic_file
+from .files import atomic_file, errors_naming, parse_json, require
 
-FORMAT = "fused_recoder checkpoint 1"
+FORMAT = "fused_recoder checkpoint 2"
+WITHOUT_CHECKSUM = "fused_recoder checkpoint 1"
 
 
 def save_checkpoint(
-    path: Path, tensors: dict[str, Tensor], about: dict, vocabulary: Vocabulary
+    path: Path, tensors: Mapping[str, Tensor], about: dict, vocabulary: Vocabulary
 ) -> None:
+    """Writes a checkpoint; the file that was there stays until the new one is whole."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     header = {
         "format": FORMAT,
         "about": json.dumps(about),
         "vocabulary": vocabulary.to_bytes().decode(),
     }
-    data = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, header)
+    data = save(tensors, header | {"checksum": _checksum(tensors, header)})
     with atomic_file(path) as file:
         file.write(data)
 
@@ -39,8 +46,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Vocabulary]:
         raise ValueError(f"{path} is not a checkpoint of fused_recoder")
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    words = header["vocabulary"].removesuffix("\n").split("\n")
-    return tensors, json.loads(header["about"]), Vocabulary(words)
+    if header["format"] == FORMAT:
+        require(path, header, ["checksum"])
+        if _checksum(tensors, header) != header["checksum"]:
+            raise ValueError(f"{path} is damaged: its content does not have its checksum")
+    require(path, header, ["about", "vocabulary"])
+    about = parse_json(header["about"], f"{path}: about", ["config"])
+    with errors_naming(path):
+        Config.from_dict(about["config"])
+        vocabulary = Vocabulary(header["vocabulary"].removesuffix("\n").split("\n"))
+    return tensors, about, vocabulary
 
 
 def checkpoint_header(path: Path) -> dict[str, str] | None:
@@ -52,11 +67,27 @@ def checkpoint_header(path: Path) -> dict[str, str] | None:
             header = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
-    if "format" in header and header["format"].startswith("fused_recoder checkpoint"):
-        if header["format"] != FORMAT:
-            raise ValueError(f"{path} is of format {header['format']!r}, this reads {FORMAT!r}")
-        return header
-    return None
+    if not header.get("format", "").startswith("fused_recoder checkpoint"):
+        return None
+    if header["format"] not in (FORMAT, WITHOUT_CHECKSUM):
+        raise ValueError(f"{path} is of format {header['format']!r}, this reads {FORMAT!r}")
+    return header
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """Of all tensors and of the header's other entries, whatever order they are in."""
+    digest = hashlib.blake2b(digest_size=16)
+    entries = {name: text for name, text in header.items() if name != "checksum"}
+    digest.update(json.dumps(entries, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin so, by what follows."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -76,6 +107,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Gives an optimizer what `optimizer_tensors` found in one of the same parameters."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number, key = name.split(".", 1)

@@ -16,6 +16,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from .files import read_lines
+
 
 def _option(default, help: str, choices: tuple | None = None):
     metadata = {"help": help, "choices": choices}
@@ -152,7 +154,7 @@ def recipe_names() -> list[str]:
 def read_recipe(name: str | Path) -> dict:
     """The settings a recipe names, those of its `base` first."""
     if str(name).endswith(".toml"):
-        text = Path(name).read_text(encoding="utf-8")
+        text = "\n".join(read_lines(Path(name)))
     elif name in recipe_names():
         text = (resources.files(__package__) / "recipes" / f"{name}.toml").read_text("utf-8")
     else:

@@ -34,23 +34,22 @@ def draw_curves(
     runs = [read_metrics(folder) for folder in folders]
     names = names or tuple(Path(folder).name for folder in folders)
     recoding = [i for i, run in enumerate(runs) if any("delta" in row for row in run["train"])]
-    panels = 4 if recoding else 2
+    panels = 3 if recoding else 1
     style = {
         "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
         "axes.grid": True, "grid.color": "#e5e5e5", "legend.frameon": False,
+        "text.parse_math": False,  # the name of a folder may have two "$"
     }  # fmt: skip
     with plt.rc_context(style):
         figure, axes = plt.subplots(
-            panels // 2, 2, figsize=(9, 3.2 * panels // 2), squeeze=False, layout="constrained"
+            1, panels, figsize=(4.5 * panels, 3.2), squeeze=False, layout="constrained"
         )
         _perplexities(axes[0][0], runs, names)
-        _learning_rates(axes[0][1], runs, names)
         if recoding:
-            _signal(axes[1][0], [(runs[i], names[i], COLOURS[i]) for i in recoding])
-            _by_state(axes[1][1], runs[recoding[0]])
-        for row in axes:
-            for axis in row:
-                axis.set_xlabel("epoch")
+            _signal(axes[0][1], [(runs[i], names[i], COLOURS[i]) for i in recoding])
+            _by_state(axes[0][2], runs[recoding[0]])
+        for axis in axes[0]:
+            axis.set_xlabel("epoch")
         path = Path(out) if out is not None else Path(folders[0]) / "curves.png"
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -78,17 +77,6 @@ def _plain_ticks(axis) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _learning_rates(axis, runs, names) -> None:
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        x, y = [r["epoch"] for r in run["train"]], [r["lr"] for r in run["train"]]
-        # Runs of one recipe share their rates: dashes let both be seen.
-        axis.plot(x, y, color=COLOURS[i], linestyle=("-", "--", ":")[i % 3], label=name)
-    axis.set_ylim(bottom=0)
-    axis.set_title("learning rate", loc="left")
-    if len(runs) > 1:
-        axis.legend()
 
 
 def _signal(axis, runs) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import atomic_file
+from .files import atomic_file, errors_naming, read_lines
 
 EOS, UNK = "<eos>", "<unk>"
 SPLITS = ("train", "valid", "test")
@@ -63,8 +63,9 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """A file with one word per line, in the order of the ids."""
-        text = Path(path).read_text(encoding="utf-8").removesuffix("\n")
-        return cls(text.split("\n"))
+        words = list(read_lines(path))
+        with errors_naming(path):
+            return cls(words)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -196,17 +197,10 @@ def cache_folder() -> Path:
 def _lines(path: Path) -> Iterator[list[str]]:
     """The words of every line; blank lines are lines too."""
     any_words = False
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                words = line.decode("utf-8-sig" if number == 1 else "utf-8").split()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}, line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is "
-                    "not UTF-8; convert the file first, e.g. with iconv"
-                ) from None
-            any_words = any_words or bool(words)
-            yield words
+    for line in read_lines(path):
+        words = line.split()
+        any_words = any_words or bool(words)
+        yield words
     if not any_words:
         raise ValueError(f"{path} holds no words")
 

@@ -13,10 +13,11 @@ import torch
 
 import fused_recoder as fr
 
-from .checkpoint import checkpoint_header, load_checkpoint
+from .checkpoint import checkpoint_header, load_checkpoint, tensors_under
 from .config import Config
 from .data import IGNORE, Batches, Vocabulary
 from .distributed import Processes
+from .files import errors_naming
 from .model import build_model, load_weights, read_plain_weights
 
 BEST, CHECKPOINT = "best.safetensors", "checkpoint.safetensors"
@@ -120,17 +121,12 @@ def load_model(path: str | Path, **changes) -> Loaded:
     if path.suffix == ".safetensors" and checkpoint_header(path) is not None:
         tensors, about, vocabulary = load_checkpoint(path)
         config, size = Config.from_dict(about["config"]), len(vocabulary)
-        prefix = "model."
-        if any(name.startswith(prefix) for name in tensors):  # of a run in progress
-            weights = {
-                n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)
-            }
-        else:
-            weights = tensors
+        weights = tensors_under("model.", tensors) or tensors  # of a run in progress, or its best
     else:
         config, size, weights = read_plain_weights(path)
         vocabulary, about = None, {}
     config = config.replace(**changes)
     model = build_model(config, size, dataset_size=about.get("train_tokens"))
-    load_weights(model, weights, other_recoder=vocabulary is None or bool(changes))
+    with errors_naming(path):
+        load_weights(model, weights, other_recoder=vocabulary is None or bool(changes))
     return Loaded(model, config, vocabulary, about)

@@ -1,9 +1,10 @@
-"""Files that are whole or absent, whenever the process or the disk gives up."""
+"""Files that are whole or absent, and errors that say which file they are about."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -46,15 +47,72 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file without their ends; a byte order mark is no part of the first."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is "
+                    "not UTF-8; convert the file first, e.g. with iconv"
+                ) from None
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_json(path: Path, needed: Iterable[str] = ()) -> dict:
+    """The JSON object in a file, which has these entries."""
+    return parse_json(Path(path).read_bytes(), str(path), needed)
+
+
+def parse_json(text: str | bytes, what: str, needed: Iterable[str] = ()) -> dict:
+    """A JSON object with these entries; errors call it `what`."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} must be a JSON object, got {type(found).__name__}")
+    require(what, found, needed)
+    return found
+
+
+def require(what: str | Path, content: Mapping[str, object], names: Iterable[str]) -> None:
+    """Raises, and says of what, unless its content has all of these."""
+    if missing := [name for name in names if name not in content]:
+        raise ValueError(f"{what} has no {', '.join(map(repr, missing))}")
+
+
+@contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """What goes wrong with the content of a file is said with its name."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def cannot_write(folder: Path, error: OSError) -> OSError:
+    """An error that says which folder it is about."""
+    return OSError(f"cannot write into {str(folder)!r}: {error}")
+
+
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
-    """Two runs that write into one folder would destroy each other's files."""
-    if fcntl is None:
-        yield
-        return
-    with open(folder / ".lock", "wb") as lock:
+    """A folder, made if it is absent, that no other process enters.
+
+    Two runs that write into one folder would destroy each other's files.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "wb")  # noqa: SIM115 (an error of what follows is another's)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RuntimeError(f"another process is training in {str(folder)!r}") from None
         yield  # the system gives the lock back when the process ends, however it ends

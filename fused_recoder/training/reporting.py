@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from tqdm import tqdm
 
+import fused_recoder as fr
+
 from .config import Config
+from .evaluation import BEST
 
 
 class Metrics:
@@ -49,7 +53,7 @@ class Metrics:
                 self.board.flush()
         except OSError as error:
             self._report(error)
-        return self.path.stat().st_size
+        return os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
         try:
@@ -123,7 +127,56 @@ class ProgressBar:
 
 
 def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     return str(timedelta(seconds=round(seconds)))
+
+
+def trace_columns(trace: fr.RecodingTrace, states: Sequence[str]) -> dict[str, float]:
+    """What the recoder did in a window, in columns of a row of metrics: means over its tokens."""
+    columns = {"delta": trace.delta.mean().item(), "delta_after": trace.delta_after.mean().item()}
+    for name, values in (
+        ("step_size", trace.step_size),
+        ("recoding_gradient_norm", trace.grad_norm),
+    ):
+        means = values.flatten(2).mean(2).tolist()  # [L, S]
+        for layer, by_state in enumerate(means):
+            for state, mean in zip(states, by_state, strict=True):
+                columns[f"{name}/{state}{layer}"] = mean
+    return columns
+
+
+def epoch_line(row: dict, epochs: int) -> str:
+    """What is said of an epoch when it is over."""
+    return (
+        f"epoch {row['epoch']}/{epochs} done | train ppl {row['train_perplexity']:.2f} | "
+        f"valid ppl {row['valid_perplexity']:.2f}{' (best)' if row['best'] else ''} | "
+        f"{clock(row['seconds'])}"
+    )
+
+
+def summary_table(summary: dict, history: list[dict], folder: Path) -> str:
+    """What is said of a run when it is over."""
+    rows = [
+        {
+            "epoch": f"{row['epoch']}{'*' if row['epoch'] == summary['best_epoch'] else ' '}",
+            "lr": f"{row['lr']:.4g}",
+            "train ppl": f"{row['train_perplexity']:.2f}",
+            "valid ppl": f"{row['valid_perplexity']:.2f}",
+            "time": clock(row["seconds"]),
+        }
+        for row in history
+    ]
+    test = ""
+    if "test" in summary:
+        bits = summary["test"]["bits_per_word"]
+        test = f", test perplexity {summary['test_perplexity']:.2f} ({bits:.3f} bits per word)"
+    return (
+        f"\n{table(rows)}\n\n"
+        f"best epoch {summary['best_epoch']}: valid perplexity "
+        f"{summary['valid_perplexity']:.2f}{test}; "
+        f"{summary['train_tokens_per_second']:,.0f} tokens/s in training\n"
+        f"model: {folder / BEST}, curves: {folder / 'curves.png'}"
+    )
 
 
 def table(rows: list[dict[str, str]]) -> str:

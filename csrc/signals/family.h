@@ -1,0 +1,50 @@
+// Which signals there are, and what the rest of the engine has to know of each without asking for
+// its name. The list itself: family.cpp.
+#pragma once
+
+#include <c10/util/string_view.h>
+
+#include <memory>
+
+#include "../kernels/kernels.h"
+
+namespace fused_recoder {
+
+struct Arguments;
+struct Problem;
+template <typename S>
+class Signal;
+
+struct SignalFacts {
+  bool exists = true;          // false: nothing is recoded
+  bool reads_target = false;   // the gold token, or the most probable one
+  bool reads_labels = false;   // of classifiers, which read states and no decoder
+  bool needs_members = false;  // the decoder is an ensemble's, [K,V,H]
+  // Every sample has recurrent states of its own, under masks that are held for the whole sequence.
+  bool own_states = false;
+  // Its masks act on the undropped top state; other signals see what is predicted from.
+  bool masks_top_state = false;
+  // The value and direction that the kernels compute, for signals of one prediction.
+  SignalKind row_kind = SignalKind::kNone;
+
+  bool decodes() const { return exists && !reads_labels; }
+  // Signals that see labels predict from the unrecoded state: none may leak.
+  bool sees_labels() const { return reads_target || reads_labels; }
+};
+
+struct SignalFamily {
+  const char* name;
+  SignalFacts facts;
+  void (*check)(const Arguments&, Problem&);  // tensors of its own; null: it has none
+  std::unique_ptr<Signal<float>> (*make_f32)(const Problem&);
+  std::unique_ptr<Signal<double>> (*make_f64)(const Problem&);
+};
+
+// Raises ValueError that lists the names.
+const SignalFamily& signal_family(c10::string_view name);
+
+// The signal of a problem that recodes.
+template <typename S>
+std::unique_ptr<Signal<S>> make_signal(const Problem& problem);
+
+}  // namespace fused_recoder
