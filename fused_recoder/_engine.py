@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def recode_forward(rnn: RecodingLSTMBase, call: Call) -> ForwardResult:
     """The call of the op."""
     signal, spec = rnn.signal, rnn.spec
-    weights = [weight for layer in rnn.all_weights for weight in layer]
+    weights = [weight for layer in rnn.weights_of(call) for weight in layer]
     decodes = call.loss or (signal is not None and signal.needs_decoder)
     decoder = rnn.decoder_parameters() if decodes else (None, None)
     step = step_tensors(rnn)
@@ -34,8 +34,8 @@ def recode_forward(rnn: RecodingLSTMBase, call: Call) -> ForwardResult:
         targets=call.targets, labels=call.labels, mask=call.mask, lengths=call.lengths,
         seed=call.seed,
         spec=spec.replace(
-            time=call.time, dropout=dropout, output_dropout=output_dropout, loss=call.loss,
-            trace=call.trace, **saves,
+            time=call.time, dropout=dropout, output_dropout=output_dropout,
+            held_dropout=rnn.dropout_kind == "sequence", loss=call.loss, trace=call.trace, **saves,
         ).encode(),
     )  # fmt: skip
     return ForwardResult(*torch.ops.fused_recoder.recode_forward(*arguments))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._call import RecodingTrace, Result
-from ._module import RecodingLSTMBase, States
+from ._module import RecodingLSTMBase, States, check_dropout
 from .reader import Reader
 from .signals import SignalLike
 from .signals.formulas import IGNORE, log_mean_softmax
@@ -48,6 +48,7 @@ class LanguageModelBase(nn.Module):
         embedding_dropout: float | None = None,
         layer_dropout: float | None = None,
         output_dropout: float | None = None,
+        word_dropout: float = 0.0,
         tie_weights: bool = False,
         decoder: nn.Module | None = None,
         device: torch.device | str | None = None,
@@ -57,9 +58,9 @@ class LanguageModelBase(nn.Module):
         super().__init__()
         if not isinstance(vocab_size, int) or vocab_size < 1:
             raise ValueError(f"vocab_size must be a positive int, got {vocab_size!r}")
-        self.embedding_dropout = dropout if embedding_dropout is None else embedding_dropout
-        if not 0 <= self.embedding_dropout < 1:
-            raise ValueError(f"embedding_dropout must be in [0, 1), got {self.embedding_dropout}")
+        of_embeddings = dropout if embedding_dropout is None else embedding_dropout
+        self.embedding_dropout = check_dropout("embedding_dropout", of_embeddings)
+        self.word_dropout = check_dropout("word_dropout", word_dropout)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.encoder = nn.Embedding(vocab_size, embedding_size, **factory)
         if decoder is None:
@@ -131,10 +132,10 @@ class LanguageModelBase(nn.Module):
             given = getattr(tokens, "dtype", type(tokens).__name__)
             raise TypeError(f"tokens must be an int64 tensor, got {given}")
         self._share_decoder()
-        x = F.dropout(self.encoder(tokens), self.embedding_dropout, self.training)
         result = self.rnn.read(
-            x, hx, targets=targets, labels=labels, lengths=lengths, recode_mask=recode_mask,
-            return_trace=return_trace, generator=generator, loss=targets is not None,
+            self._embed(tokens), hx, targets=targets, labels=labels, lengths=lengths,
+            recode_mask=recode_mask, return_trace=return_trace, generator=generator,
+            loss=targets is not None,
         )  # fmt: skip
         return LanguageModelOutput(
             self._loss(result, targets, lengths),
@@ -143,6 +144,26 @@ class LanguageModelBase(nn.Module):
             result.trace,
             self._logits(result.output) if logits else None,
         )
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """`[T, B, E]` (layout of the tokens), under the masks of words and of embeddings."""
+        x = self.encoder(tokens)
+        if not self.training:
+            return x
+        if self.word_dropout:
+            words = F.dropout(x.new_ones(self.encoder.num_embeddings), self.word_dropout)
+            x = x * words[tokens].unsqueeze(-1)
+        if self.rnn.dropout_kind == "step" or not self.embedding_dropout:
+            return F.dropout(x, self.embedding_dropout)
+        time = 1 if self.rnn.batch_first and tokens.dim() == 2 else 0
+        held = torch.ones_like(x.select(time, 0)).unsqueeze(time)
+        return x * F.dropout(held, self.embedding_dropout)
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped in the present mode, beside what a signal samples."""
+        of_words = self.embedding_dropout > 0 or self.word_dropout > 0
+        return self.rnn.drops or (self.training and of_words)
 
     def _loss(
         self, result: Result, targets: Tensor | None, lengths: Tensor | Sequence[int] | None
@@ -179,7 +200,8 @@ class LanguageModelBase(nn.Module):
 
     def extra_repr(self) -> str:
         tied = self.decoder.weight is self.encoder.weight
-        parts = [f"embedding_dropout={self.embedding_dropout}"] if self.embedding_dropout else []
+        names = ("embedding_dropout", "word_dropout")
+        parts = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
         return ", ".join(parts + (["tie_weights=True"] if tied else []))
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Streams of a sequence's seed (csrc/kernels/math.h); the second and the last have one per layer.
+# Streams of a sequence's seed (csrc/kernels/math.h); the second and the last
+# two have one per layer.
 OUTPUT_STREAM = 0
 LAYER_STREAM = 1
 SAMPLE_STREAM = 2048
 INPUT_STREAM = 2049
 SKIP_STREAM = 2050
 RECURRENT_STREAM = 3072
+WEIGHT_STREAM = 3584
 
 
 def dropout_mask(

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ._call import Call, RecodingTrace, Result, counted_positions
 from ._layout import Layout
-from ._masks import SKIP_STREAM, dropout_mask
+from ._masks import SKIP_STREAM, WEIGHT_STREAM, dropout_mask
 from ._parameters import LSTMParameters
 from ._transforms import refuse_forward_mode
 from .gate import GateLike, as_gate
@@ -45,6 +45,8 @@ class RecodingLSTMBase(LSTMParameters):
         signal: SignalLike = "nll",
         step: StepLike = 0.1,
         output_dropout: float = 0.0,
+        dropout_kind: str = "step",
+        weight_dropout: float = 0.0,
         states: str | Sequence[str] = ("h", "c"),
         gradient: str = "detached",
         gate: GateLike = None,
@@ -57,7 +59,10 @@ class RecodingLSTMBase(LSTMParameters):
         self._refuse(bidirectional=bidirectional, proj_size=proj_size)
         super().__init__(input_size, hidden_size, num_layers, bias, device, dtype)
         self.batch_first = bool(batch_first)
-        self.dropout, self.output_dropout = _dropouts(dropout, output_dropout)
+        self.dropout = check_dropout("dropout", dropout)
+        self.output_dropout = check_dropout("output_dropout", output_dropout)
+        self.weight_dropout = check_dropout("weight_dropout", weight_dropout)
+        self.dropout_kind = check_dropout_kind(dropout_kind)
         self.states = _in_order(states)
         if gradient not in ("detached", "exact"):
             raise ValueError(f"gradient must be 'detached' or 'exact', got {gradient!r}")
@@ -133,6 +138,11 @@ class RecodingLSTMBase(LSTMParameters):
         if not self.training:
             return 0.0, 0.0
         return self.dropout if self.num_layers > 1 else 0.0, self.output_dropout
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped in the present mode, beside what a signal samples."""
+        return self.active_dropout != (0.0, 0.0) or (self.training and self.weight_dropout > 0)
 
     @property
     def rows_per_instance(self) -> int:
@@ -304,6 +314,22 @@ class RecodingLSTMBase(LSTMParameters):
         decoder = () if self.decoder is None else self.decoder_parameters()
         return [call.input, call.h0, call.c0, *self.parameters(), *self.buffers(), *decoder]
 
+    def weights_of(self, call: Call) -> list[list[Tensor]]:
+        """`all_weights` for a call, the recurrent ones under their masks (DropConnect)."""
+        weights = self.all_weights
+        if not (self.training and self.weight_dropout):
+            return weights
+        assert call.seed is not None
+        seed = call.seed.to(call.input.device)
+        for layer, of_layer in enumerate(weights):
+            w_hh = of_layer[1]  # [4H, H]
+            dtype = torch.float64 if w_hh.dtype == torch.float64 else torch.float32
+            rows, units = w_hh.shape
+            stream, p = WEIGHT_STREAM + layer, self.weight_dropout
+            mask = dropout_mask(seed, stream, p, 1, rows, units, dtype)[0]
+            of_layer[1] = w_hh * mask.to(w_hh.dtype)
+        return weights
+
     def initial_states(
         self,
         hx: States | None,
@@ -337,7 +363,7 @@ class RecodingLSTMBase(LSTMParameters):
     def _draw_seed(self, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
         """The seed of this call's masks, `[1]`; None if nothing is random."""
         samples_p = 0.0 if self.signal is None else self.signal.p
-        if self.active_dropout == (0.0, 0.0) and samples_p == 0 and self.active_probability == 1:
+        if not self.drops and samples_p == 0 and self.active_probability == 1:
             return None
         # Not while a CUDA graph is captured: every replay draws a seed of its own, on the device.
         if (
@@ -366,8 +392,8 @@ class RecodingLSTMBase(LSTMParameters):
         parts = [f"{self.input_size}, {self.hidden_size}"]
         defaults = {
             "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0,
-            "output_dropout": 0.0, "states": ("h", "c"), "gradient": "detached",
-            "probability": (1.0, 1.0),
+            "output_dropout": 0.0, "dropout_kind": "step", "weight_dropout": 0.0,
+            "states": ("h", "c"), "gradient": "detached", "probability": (1.0, 1.0),
         }  # fmt: skip
         parts += [f"{n}={getattr(self, n)!r}" for n, d in defaults.items() if getattr(self, n) != d]
         if self.signal is None:
@@ -375,11 +401,18 @@ class RecodingLSTMBase(LSTMParameters):
         return ", ".join(parts)
 
 
-def _dropouts(dropout: float, output_dropout: float) -> tuple[float, float]:
-    for name, p in (("dropout", dropout), ("output_dropout", output_dropout)):
-        if not 0 <= p < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {p}")
-    return float(dropout), float(output_dropout)
+def check_dropout(name: str, p: float) -> float:
+    """A probability of dropping something."""
+    if not 0 <= p < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {p}")
+    return float(p)
+
+
+def check_dropout_kind(kind: str) -> str:
+    """How long a dropout mask is kept."""
+    if kind not in ("step", "sequence"):
+        raise ValueError(f"dropout_kind must be 'step' or 'sequence', got {kind!r}")
+    return kind
 
 
 def _in_order(states: str | Sequence[str]) -> tuple[str, ...]:

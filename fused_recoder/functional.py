@@ -12,6 +12,7 @@ from ._masks import (
     RECURRENT_STREAM,
     SAMPLE_STREAM,
     SKIP_STREAM,
+    WEIGHT_STREAM,
     dropout_mask,
 )
 from ._transforms import refuse_forward_mode, refuse_function_transforms
@@ -26,6 +27,7 @@ __all__ = [
     "RECURRENT_STREAM",
     "SAMPLE_STREAM",
     "SKIP_STREAM",
+    "WEIGHT_STREAM",
     "dropout_mask",
     "signal_gradient",
 ]

@@ -21,10 +21,12 @@ class RecodingLanguageModel(LanguageModelBase):
         signal, step: see `FusedRecodingLSTM`.
         dropout: of embeddings, between layers and before the decoder; `embedding_dropout`,
             `layer_dropout` and `output_dropout` set them one by one.
+        word_dropout: of whole words: all of a word's embeddings in a call.
         tie_weights: use the encoder's weight in the decoder (`embedding_size == hidden_size`).
         decoder: instead of the `nn.Linear(hidden_size, vocab_size)` that is made otherwise, e.g. an
             `EnsembleDecoder`.
-        options: everything else goes to the RNN (`states`, `batch_first`, `bias`, ...).
+        options: everything else goes to the RNN (`states`, `batch_first`, `dropout_kind`,
+            `weight_dropout`, ...).
     """
 
     rnn_class = FusedRecodingLSTM

@@ -22,6 +22,9 @@ class FusedRecodingLSTM(RecodingLSTMBase):
         step: how far to go: a number, a name (`"learned"`, `"backtracking"`, ...), or a
             `fused_recoder.steps` object.
         output_dropout: dropout between the top state and the decoder; `output` comes dropped.
+        dropout_kind: `"step"` draws the masks of `dropout` and `output_dropout` anew at every time
+            step, as `nn.LSTM` does; `"sequence"` holds them for a whole call (Gal and Ghahramani).
+        weight_dropout: of the recurrent weights (DropConnect), one mask for a whole call.
         states: which states to recode, `"h"`, `"c"` or both.
         gradient: `"detached"` treats the recoding gradient as a constant in training, as the
             thesis does; `"exact"` differentiates it, too. The inputs of predicted step sizes, and

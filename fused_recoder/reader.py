@@ -47,7 +47,7 @@ class Reader:
     def reset(self, hx: States | None = None, *, generator: torch.Generator | None = None) -> None:
         """Starts anew, from states `hx` (zeros if None) and with masks of its own."""
         lm, rnn, device = self.lm, self.lm.rnn, self.lm.encoder.weight.device
-        if lm.training and (lm.embedding_dropout or rnn.active_dropout != (0.0, 0.0)):
+        if lm.drops:
             raise RuntimeError("a reader reads without dropout: call lm.eval() first")
         self._seed, self._probability = rnn._draw_seed(device, generator), rnn.active_probability
         h, c = rnn.initial_states(hx, self.batch_size, device)

@@ -60,9 +60,9 @@ def run_over_time(rnn: RecodingLSTMBase, call: Call) -> Result:
     outer_grad, signal = torch.is_grad_enabled(), rnn.signal
     masks = Masks(rnn, call)
     live, counted = live_positions(call), counted_positions(call)  # [T, B] or None
-    sizes = None if signal is None else rnn.step.sizes(rnn)  # [L, S]
+    sizes = None if signal is None else rnn.step.sizes(rnn)  # [L, S] or [L, S, H]
     layers: list[Layer] = [
-        (w[0], w[1].t(), w[2] + w[3] if rnn.bias else None) for w in rnn.all_weights
+        (w[0], w[1].t(), w[2] + w[3] if rnn.bias else None) for w in rnn.weights_of(call)
     ]
     projected = project(call.input, masks, layers[0])  # T x [R, 4H]
     h, c = list(call.h0.unbind(0)), list(call.c0.unbind(0))  # recoded, L x [R, H]
@@ -103,7 +103,7 @@ class Masks:
         H, L, signal = rnn.hidden_size, rnn.num_layers, rnn.signal
         seed = None if call.seed is None else call.seed.to(call.input.device)
         held_p = signal.p if signal is not None and signal.holds_masks else None
-        self.held = held_p is not None
+        self.held = held_p is not None or rnn.dropout_kind == "sequence"
         self.samples = rnn.rows_per_instance
         layer_p, output_p = rnn.active_dropout if held_p is None else (held_p, held_p)
 
@@ -207,7 +207,7 @@ class Recoded(NamedTuple):
     states: dict[Place, Tensor]  # [R, H]
     delta: Tensor  # [B]
     grads: dict[Place, Tensor]  # [R, H], 0 in rows that are not active
-    sizes: dict[Place, Tensor]  # [] or [R]
+    sizes: dict[Place, Tensor]  # [], [R, 1] or [H]
     active: Tensor | None  # [B] bool, which instances are recoded; None: all
 
 
@@ -225,10 +225,7 @@ def recode(now: TimeStep, sizes: Tensor, counted: Tensor | None, outer_grad: boo
         grads = tuple(torch.where(rows, grad, 0) for grad in grads)
     by_place = dict(zip(inputs, grads, strict=True))
     chosen = rnn.step.choose(now, sizes, by_place, delta)
-    states = {
-        place: now.state(place) - chosen[place].unsqueeze(-1) * grad
-        for place, grad in by_place.items()
-    }
+    states = {place: now.state(place) - chosen[place] * grad for place, grad in by_place.items()}
     return Recoded(states, delta.detach(), by_place, chosen, active)
 
 

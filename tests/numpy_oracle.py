@@ -187,12 +187,12 @@ class StepResult:
 
 @dataclass
 class Recoder:
-    """`step`: numbers by (layer, state), `Predicted` or `Backtracking`."""
+    """`step`: numbers (or [H], unit by unit) by (layer, state), `Predicted` or `Backtracking`."""
 
     layers: list[Layer]
     decoder: Decoder
     signal: str
-    step: dict[Place, float] | Predicted | Backtracking
+    step: dict[Place, float | Array] | Predicted | Backtracking
     recoded: str = "hc"
 
     def gradients(self, cells: list[Cell], u: Array) -> dict[Place, Array]:
@@ -212,19 +212,21 @@ class Recoder:
         return signal(self.signal, self.decoder.logits(h), gold)[0]
 
     def sizes(self, states: dict, grads: dict, delta: Array, top: Cell, gold) -> dict[Place, Array]:
-        """[R] each."""
-        rows = len(top.h)
+        """[R, H] each."""
+        shape = top.h.shape
         if isinstance(self.step, Predicted):
-            return {place: self.step.choose(place, states[place]) for place in grads}
+            chosen = {place: self.step.choose(place, states[place]) for place in grads}
+            return {place: np.broadcast_to(c[:, None], shape) for place, c in chosen.items()}
         if isinstance(self.step, Backtracking):
 
             def delta_of(size: Array) -> Array:
-                alpha = np.tile(size, rows // len(size))[:, None]
+                alpha = np.tile(size, shape[0] // len(size))[:, None]
                 return self.delta_of({p: states[p] - alpha * grads[p] for p in grads}, top, gold)
 
             chosen = self.step.choose(delta, delta_of)
-            return dict.fromkeys(grads, np.tile(chosen, rows // len(chosen)))
-        return {place: np.full(rows, self.step[place]) for place in grads}
+            of_rows = np.tile(chosen, shape[0] // len(chosen))[:, None]
+            return dict.fromkeys(grads, np.broadcast_to(of_rows, shape))
+        return {place: np.broadcast_to(self.step[place], shape) for place in grads}
 
     def read(self, x: Array, states: dict[Place, Array], gold: Array | None) -> StepResult:
         """One time step: x [R, I], states [R, H] by place, gold [B] (-100: no recoding)."""
@@ -244,12 +246,12 @@ class Recoder:
         grads = self.gradients(cells, u * counted[None, :, None])
         sizes = self.sizes(after, grads, delta, top, gold)
         for place, g in grads.items():
-            after[place] = after[place] - sizes[place][:, None] * g
+            after[place] = after[place] - sizes[place] * g
         result = StepResult(top.h if sees_gold else after[len(cells) - 1, "h"], after, delta, delta)
         result.delta = delta * counted
         result.delta_after = self.delta_of(after, top, gold) * counted
         for place, g in grads.items():
-            result.sizes[place] = sizes[place].reshape(-1, B).mean(0) * counted
+            result.sizes[place] = sizes[place].mean(1).reshape(-1, B).mean(0) * counted
             result.norms[place] = np.sqrt((g**2).sum(1).reshape(-1, B).sum(0))
         return result
 

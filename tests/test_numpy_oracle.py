@@ -22,7 +22,8 @@ MODULES = [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM]
 IDS = ["fused", "reference"]
 SIGNALS = ["nll", "surprisal", "entropy", "mc-unit", "mc-shared", "mc-weight", "ensemble",
            "mean-logits", "variational"]  # fmt: skip
-STEPS = ["number", "tensor", "dict", "learned", "predicted", "lipschitz", "backtracking"]
+STEPS = ["number", "tensor", "dict", "learned", "learned-unit", "predicted", "lipschitz",
+         "backtracking"]  # fmt: skip
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -40,6 +41,14 @@ def make_signal(name: str):
     return more.get(kind, lambda: name)()
 
 
+def uneven_units(init: float) -> steps.Learned:
+    """Units that start at different sizes, so that none can stand for another."""
+    step = steps.Learned(init, per="unit")
+    start = step.start
+    step.start = lambda: start() + torch.linspace(-0.5, 0.5, H, dtype=torch.float64)
+    return step
+
+
 def make_step(name: str, layers: int, states: str):
     """What is given to the module. None of the numbers is exact in float32."""
     table = torch.linspace(0.3, 0.7, layers * len(states), dtype=torch.float64)
@@ -48,6 +57,7 @@ def make_step(name: str, layers: int, states: str):
         "tensor": table.view(layers, len(states)),
         "dict": {states[-1]: 0.3, (0, states[0]): 0.7},
         "learned": steps.Learned(0.3),
+        "learned-unit": uneven_units(0.3),
         "predicted": steps.Predicted((5, 4), init=0.3),
         "lipschitz": steps.Lipschitz(0.7),
         "backtracking": steps.Backtracking(30.1, 0.7, 7),
@@ -149,6 +159,8 @@ def oracle_step(rnn, step: str, name: str):
         return {place: named.get(place, 0.0) for place in places}
     elif step == "learned":
         sizes = oracle.softplus(as_array(rnn.step.rho)).ravel()
+    elif step == "learned-unit":
+        sizes = oracle.softplus(as_array(rnn.step.rho)).reshape(len(places), H)
     else:
         size = 0.3 if step == "number" else 0.7 / curvature(rnn, name)
         sizes = [size] * len(places)
@@ -326,6 +338,26 @@ def test_the_most_probable_token_may_be_gold(cls, signal):
     x, hx, _ = make_inputs(2)
     expected = expected_of(rnn, signal, run_oracle(rnn, signal, "number", x, hx, None))
     assert_agree(results_of(rnn, x, hx), expected)
+
+
+@pytest.mark.parametrize("cls", MODULES, ids=IDS)
+@pytest.mark.parametrize("signal", ["nll", "entropy"])
+def test_held_dropout_and_dropconnect(cls, signal):
+    """One mask for the whole sequence: between layers, before the decoder, of recurrent weights."""
+    rnn = make_module(
+        cls, signal, dropout=0.3, output_dropout=0.4, weight_dropout=0.2, dropout_kind="sequence"
+    )
+    x, hx, targets = make_inputs(2)
+    seed = torch.randint(2**63 - 1, (1,), generator=torch.Generator().manual_seed(SEED))
+    recoder = make_oracle(rnn, signal, "number")(0)
+    recoder.layers[1].input_factors = factors(seed, functional.LAYER_STREAM, 0.3, B, H)
+    recoder.decoder.factors = factors(seed, functional.OUTPUT_STREAM, 0.4, B, H)
+    for l, layer in enumerate(recoder.layers):
+        layer.w_hh = layer.w_hh * factors(seed, functional.WEIGHT_STREAM + l, 0.2, 4 * H, H)
+    read = oracle.read_sequence(lambda t: recoder, as_array(x), as_states(hx), as_array(targets))
+    expected = expected_of(rnn, signal, read)
+    expected["output"] *= torch.from_numpy(recoder.decoder.factors)
+    assert_agree(results_of(rnn, x, hx, targets=targets), expected)
 
 
 @pytest.mark.parametrize("cls", MODULES, ids=IDS)

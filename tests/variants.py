@@ -62,9 +62,24 @@ SIGNALS = {
     ),
 }
 
+
+class _Uneven(steps.Learned):
+    """Units that start at different sizes, so that none can stand for another."""
+
+    def start(self):
+        of_units = super().start()
+        return of_units + torch.linspace(-0.5, 0.5, of_units.shape[2], dtype=of_units.dtype)
+
+
+def uneven_units(init=0.5):
+    """Learned steps of single units."""
+    return _Uneven(init, per="unit")
+
+
 STEPS = {
     "fixed": lambda: 0.7,
     "learned": lambda: "learned",
+    "learned-unit": uneven_units,
     "predicted": lambda: steps.Predicted((5, 4), init=0.5),
     "lipschitz": lambda: steps.Lipschitz(),
     "backtracking": lambda: steps.Backtracking(8.0, 0.5, 6),

@@ -19,7 +19,8 @@ OPTIONS: dict[str, tuple] = {
         "classifier-of-classes", "classifiers", "custom", "custom-unlabelled",
     ),
     "step": (
-        "number", "tensor", "dict", "learned", "predicted", "lipschitz", "backtracking", "zero",
+        "number", "tensor", "dict", "learned", "learned-unit", "predicted", "lipschitz",
+        "backtracking", "zero",
     ),
     "states": ("hc", "h", "c"),
     "gradient": ("detached", "exact"),
@@ -28,6 +29,9 @@ OPTIONS: dict[str, tuple] = {
     "decoder_bias": (True, False),
     "dropout": (0.0, 0.3),
     "output_dropout": (0.0, 0.3),
+    "dropout_kind": ("step", "sequence"),
+    "weight_dropout": (0.0, 0.3),
+    "word_dropout": (0.0, 0.3),
     "layout": ("time", "batch", "packed", "unbatched"),
     "lengths": (False, True),
     "mask": (False, True),
@@ -57,11 +61,11 @@ _OF_FUNCTION = {
     "vocab",
 }  # fmt: skip
 _NOT_OF = {
-    "rnn": ("reduce", "tied"),
+    "rnn": ("reduce", "tied", "word_dropout"),
     "lm": (),
     "reader": (
-        "dropout", "output_dropout", "layout", "lengths", "mask", "ignored", "training", "trace",
-        "strided", "wants", "reduce", "autocast",
+        "dropout", "output_dropout", "dropout_kind", "weight_dropout", "word_dropout", "layout",
+        "lengths", "mask", "ignored", "training", "trace", "strided", "wants", "reduce", "autocast",
     ),
     "function": tuple(set(OPTIONS) - _OF_FUNCTION),
 }  # fmt: skip

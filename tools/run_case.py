@@ -103,6 +103,7 @@ def make_step(case: Case):
         "tensor": lambda: values[: case.layers, : len(case.states)],
         "dict": lambda: {case.states[-1]: 0.5, (0, case.states[0]): 0.25},
         "learned": lambda: steps.Learned(0.5),
+        "learned-unit": lambda: steps.Learned(0.5, per="unit"),
         "predicted": lambda: steps.Predicted((5, 4), init=0.5),
         "lipschitz": lambda: steps.Lipschitz(0.5),
         "backtracking": lambda: steps.Backtracking(8.0, 0.5, 6),
@@ -141,6 +142,8 @@ def make_model(case: Case, *, oracle: bool = False) -> nn.Module:
         "bias": case.bias,
         "batch_first": case.layout == "batch",
         "output_dropout": case.output_dropout,
+        "dropout_kind": case.dropout_kind,
+        "weight_dropout": case.weight_dropout,
         "gate": make_gate(case),
         "probability": (case.probability, case.probability),
         "dtype": dtype,
@@ -151,7 +154,8 @@ def make_model(case: Case, *, oracle: bool = False) -> nn.Module:
         model = cls(INPUT, case.hidden, num_layers=case.layers, **options)
     else:
         cls = reference.RecodingLanguageModel if oracle else fr.RecodingLanguageModel
-        options |= {"layer_dropout": case.dropout, "tie_weights": case.tied}
+        options |= {"layer_dropout": case.dropout, "word_dropout": case.word_dropout}
+        options["tie_weights"] = case.tied
         if case.signal.startswith("ensemble") or not case.decoder_bias:
             options["decoder"] = make_decoder(case, dtype)
         size = case.hidden if case.tied else INPUT

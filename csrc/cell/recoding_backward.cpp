@@ -15,7 +15,8 @@ RecodingBackward<S>::RecodingBackward(const Problem& problem,
       c(pass.saved.c),
       c0(p.c0),
       grad_h(pass.saved.grad_h),
-      alpha(pass.saved.alpha) {
+      alpha(pass.saved.alpha),
+      unit_sizes(p.unit_sizes) {
   signal->begin_backward(pass);
   if (!signal->descends()) return;
   const int64_t T = p.T, R = p.R, H = p.H, L = p.L, G = kGates * H;
@@ -35,7 +36,7 @@ RecodingBackward<S>::RecodingBackward(const Problem& problem,
 
 template <typename S>
 void RecodingBackward<S>::run(int64_t t, const Buffer<A>& dh, const Buffer<A>& dc,
-                              const A* output_bar, const Buffer<A>& step_bar) {
+                              const A* output_bar, const StepBarBuffers<A>& step_bar) {
   if (!signal->descends()) return signal->curvature_of_states(t, dh, dc);
   const int64_t of_c = p.index_of(true);
   for (int64_t l = 0; l < p.L; ++l) {
@@ -47,8 +48,8 @@ void RecodingBackward<S>::run(int64_t t, const Buffer<A>& dh, const Buffer<A>& d
       k.dh_up = output_bar;
       k.up_dropout = p.dropout_above(l);
     }
-    if (p.spec.recode_h) k.step_bar_h = step_bar(l, 0, t);
-    if (p.spec.recode_c) k.step_bar_c = step_bar(l, of_c, t);
+    if (p.spec.recode_h) k.step_bar_h = step_bar.at(l, 0, t);
+    if (p.spec.recode_c) k.step_bar_c = step_bar.at(l, of_c, t);
     kernels.recode_backward(launch, k);
   }
   signal->curvature(t, top(), top_gradient_bar(), top_bar());
@@ -64,8 +65,9 @@ RecodeBackward<S> RecodingBackward<S>::cell(int64_t l, int64_t t) const {
   k.gates = gates(l, t);
   k.c_prev = t > 0 ? c(l, t - 1) : c0(l);
   k.grad_h = grad_h(l, t);
-  if (p.spec.recode_h) k.alpha_h = alpha(l, 0, t);
-  if (p.spec.recode_c) k.alpha_c = alpha(l, p.index_of(true), t);
+  const int64_t of_c = p.index_of(true);
+  if (p.spec.recode_h) k.alpha_h = {alpha(l, 0, t), 1, unit_sizes(l, 0)};
+  if (p.spec.recode_c) k.alpha_c = {alpha(l, of_c, t), 1, unit_sizes(l, of_c)};
   k.dgates_bar = l > 0 ? dgates_bar() : nullptr;
   k.dropout = is_top ? p.signal_dropout() : p.dropout_above(l);
   k.time = p.mask_time(t);

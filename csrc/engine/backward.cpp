@@ -114,8 +114,11 @@ Backward<S>::Backward(const Problem& problem, const Saved& saved, const Cotangen
   dh = start_from(bar.h_n);
   dc = start_from(bar.c_n);
   carried = Buffer<A>({R, H}, p.accum());
-  if (p.spec.step_grad && (step_grads || (exact && through_gradient->gives_step_bar())))
-    step_bar = Buffer<A>({L, p.spec.states(), T, R}, p.accum());
+  if (!p.spec.step_grad || !(step_grads || (exact && through_gradient->gives_step_bar()))) return;
+  if (p.unit_sizes.defined())
+    step_bar.by_unit = Buffer<A>(at::zeros({L, p.spec.states(), R, H}, p.accum()));
+  else
+    step_bar.by_row = Buffer<A>({L, p.spec.states(), T, R}, p.accum());
 }
 
 template <typename S>
@@ -144,11 +147,11 @@ void Backward<S>::cell(int64_t l, int64_t t, const A* dh_up) {
   k.live = live(t);
   if (step_grads && p.spec.recode_h) {
     k.grad_h = step_grads(l, 0, t);
-    k.step_bar_h = step_bar(l, 0, t);
+    k.step_bar_h = step_bar.at(l, 0, t);
   }
   if (step_grads && p.spec.recode_c) {
     k.grad_c = step_grads(l, p.index_of(true), t);
-    k.step_bar_c = step_bar(l, p.index_of(true), t);
+    k.step_bar_c = step_bar.at(l, p.index_of(true), t);
   }
   k.up_is_recoded = l == p.L - 1 && p.output_is_recoded();
   k.dgates = dgates(by_layer(l), t);
@@ -240,7 +243,8 @@ void Backward<S>::weight_gradients(int64_t l) {
 template <typename S>
 std::vector<at::Tensor> Backward<S>::step_gradients() const {
   if (!p.spec.step_grad || !p.recodes()) return {};
-  return make_step_policy<S>(p, /*calls=*/0)->backward(step_bar.tensor(), saved);
+  return make_step_policy<S>(p, /*calls=*/0)
+      ->backward({step_bar.by_row.tensor(), step_bar.by_unit.tensor()}, saved);
 }
 
 template <typename S>

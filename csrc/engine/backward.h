@@ -73,7 +73,7 @@ class Backward {
   Buffer<S> dgates;                          // [L or 1,T,R,G]
   Buffer<A> dh, dc;                          // [L,R,H] cotangents of the recoded states
   Buffer<A> carried;                         // [R,H]
-  Buffer<A> step_bar;                        // [L,S,T,R] cotangents of the step sizes
+  StepBarBuffers<A> step_bar;                // cotangents of the step sizes
   std::vector<std::vector<at::Tensor>> grad_weights;
   at::Tensor grad_input;
 };

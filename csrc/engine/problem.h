@@ -41,7 +41,7 @@ struct Arguments {
   OptionalTensor decoder_weight;   // [V,H], an ensemble's [K,V,H]
   OptionalTensor decoder_bias;     // [V], an ensemble's [K,V]
   at::TensorList signal;           // of classifiers: weight [C,H], bias [C] of each
-  at::TensorList step;             // sizes [L,S]; or weights and biases of what predicts them
+  at::TensorList step;             // sizes [L,S] or [L,S,H]; or what predicts them
   OptionalTensor gate;             // [1] recode where delta exceeds it
   OptionalTensor targets, labels;  // [T,B] int64
   OptionalTensor mask;             // [T,B] bool
@@ -69,19 +69,20 @@ struct Problem {
   at::Tensor input;   // [T,R,I] under its mask, where there is one
   at::Tensor h0, c0;  // [L,R,H]
   std::vector<Layer> layers;
-  std::vector<LinearMap> decoders;                   // one, or an ensemble's K, or none
-  bool ensemble = false;                             // they are an ensemble's
-  std::vector<LinearMap> classifiers;                // [C,H], C >= 2
-  at::Tensor step_sizes;                             // [L,S] of the accumulation type; undefined:
-  std::vector<std::vector<LinearMap>> step_network;  // [L*S] predicts them
-  at::Tensor gate;                                   // [1] or undefined
-  at::Tensor targets;    // [T,B] int64 or undefined; -100 behind the end and where ignored
-  at::Tensor labels;     // [T,B] likewise, of classifiers
-  at::Tensor counted;    // [T,B] bool or undefined: has a signal
-  at::Tensor live;       // [T,R] uint8 or undefined: inside its sequence
-  at::Tensor active;     // [T,R] uint8 or undefined: to be recoded
-  at::Tensor seed;       // [1] int64 or undefined
-  at::Tensor host_seed;  // the same where the host may read it; else undefined
+  std::vector<LinearMap> decoders;     // one, or an ensemble's K, or none
+  bool ensemble = false;               // they are an ensemble's
+  std::vector<LinearMap> classifiers;  // [C,H], C >= 2
+  at::Tensor step_sizes;  // [L,S] of the accumulation type; undefined: they are predicted, by
+  std::vector<std::vector<LinearMap>> step_network;  // [L*S]
+  at::Tensor unit_sizes;  // [L,S,H] sizes of single units, step_sizes are then 1; else undefined
+  at::Tensor gate;        // [1] or undefined
+  at::Tensor targets;     // [T,B] int64 or undefined; -100 behind the end and where ignored
+  at::Tensor labels;      // [T,B] likewise, of classifiers
+  at::Tensor counted;     // [T,B] bool or undefined: has a signal
+  at::Tensor live;        // [T,R] uint8 or undefined: inside its sequence
+  at::Tensor active;      // [T,R] uint8 or undefined: to be recoded
+  at::Tensor seed;        // [1] int64 or undefined
+  at::Tensor host_seed;   // the same where the host may read it; else undefined
 
   // ---- what follows from spec and signal
 
@@ -135,7 +136,7 @@ struct Problem {
   Dropout sample_dropout() const { return dropout_of(kSampleStream, spec.sample_p); }
   // The time that masks between layers and above them are drawn at.
   uint32_t mask_time(int64_t t) const {
-    return signal.own_states ? 0 : static_cast<uint32_t>(spec.time + t);
+    return signal.own_states || spec.held_dropout ? 0 : static_cast<uint32_t>(spec.time + t);
   }
   // What a held mask multiplies with, [R,units] of the accumulation type; undefined without.
   at::Tensor held_mask(uint32_t stream, int64_t units) const;

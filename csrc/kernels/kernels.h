@@ -142,11 +142,19 @@ struct MixtureSignalBackward {
   A* slope;     // [B,V] scratch: d(log m) along the cotangents
 };
 
-// Step sizes: alpha of row b is step[b * stride]; stride 0 shares one value.
+// Step sizes: alpha of row b and unit j is step[b * stride] * unit[j].
 template <typename A>
 struct StepSize {
-  const A* step;
-  int64_t stride;
+  const A* step;   // null: the state is not recoded
+  int64_t stride;  // 0: all rows share one value
+  const A* unit;   // [H] or null: 1
+};
+
+// Where the cotangents of step sizes go.
+template <typename A>
+struct StepBar {
+  A* row;   // [B] out or null: summed over units
+  A* unit;  // [B,H] added to, or null: unit by unit
 };
 
 // Takes the recoding step of one layer: s' = s - alpha * d(delta)/d(s), and goes through the cell
@@ -225,20 +233,20 @@ struct RecodeBackward {
   const A* dh_recoded;  // [B,H] cotangent of h'
   const A* dh_up;       // [B,H] or null: cotangent of h' after up_dropout
   const A* dc_recoded;  // [B,H] cotangent of c'
-  const A* alpha_h;     // [B] or null: h is not recoded; 0 in rows that were not recoded
-  const A* alpha_c;     // [B] or null
+  StepSize<A> alpha_h;  // its step 0 in rows that were not recoded
+  StepSize<A> alpha_c;
   const A* dgates_bar;  // [B,4H] or null (bottom layer): cotangent of what went below
   Dropout dropout;      // of the connection that the gradient came through
   Dropout up_dropout;
   uint32_t time;
-  S* from_above_bar;  // [B,H] out: cotangent of the gradient before `dropout`
-  S* h_signal;        // [B,H] out or null: h after `dropout`
-  S* dgates;          // [B,4H] out or null (bottom layer): what went below
-  A* gates_bar;       // [B,4H] out: to add to the cotangents of the pre-activations
-  A* c_bar;           // [B,H] out: to add to that of c
-  A* c_prev_bar;      // [B,H] out: to add to that of the previous c'
-  A* step_bar_h;      // [B] out or null: cotangent of alpha_h
-  A* step_bar_c;      // [B] out or null
+  S* from_above_bar;      // [B,H] out: cotangent of the gradient before `dropout`
+  S* h_signal;            // [B,H] out or null: h after `dropout`
+  S* dgates;              // [B,4H] out or null (bottom layer): what went below
+  A* gates_bar;           // [B,4H] out: to add to the cotangents of the pre-activations
+  A* c_bar;               // [B,H] out: to add to that of c
+  A* c_prev_bar;          // [B,H] out: to add to that of the previous c'
+  StepBar<A> step_bar_h;  // cotangent of alpha_h
+  StepBar<A> step_bar_c;
 };
 
 // Back-propagation through one layer and step. The recoding gradient is a constant here; what it
@@ -256,17 +264,17 @@ struct CellBackward {
   A* dc;                // [B,H] in: cotangent of c'; out: that of the previous c'
   const A* dh_signal;   // [B,H] or null: more of the cotangent of h, through signal_dropout
   Dropout signal_dropout;
-  const A* gates_bar;   // [B,4H] or null: of RecodeBackward
-  const A* c_bar;       // [B,H] or null
-  const A* c_prev_bar;  // [B,H] or null
-  const uint8_t* live;  // [B] or null
-  const A* grad_h;      // [B,H] or null
-  const A* grad_c;      // [B,H] or null
-  A* step_bar_h;        // [B] out or null: cotangent of alpha_h
-  A* step_bar_c;        // [B] out or null
-  bool up_is_recoded;   // what went up is h', not h: its cotangent counts for alpha_h
-  S* dgates;            // [B,4H] out
-  A* dh_prev;           // [B,H] out or null: cotangent that dead rows hand to the step before
+  const A* gates_bar;     // [B,4H] or null: of RecodeBackward
+  const A* c_bar;         // [B,H] or null
+  const A* c_prev_bar;    // [B,H] or null
+  const uint8_t* live;    // [B] or null
+  const A* grad_h;        // [B,H] or null
+  const A* grad_c;        // [B,H] or null
+  StepBar<A> step_bar_h;  // cotangent of alpha_h; nothing is added to in dead rows
+  StepBar<A> step_bar_c;
+  bool up_is_recoded;  // what went up is h', not h: its cotangent counts for alpha_h
+  S* dgates;           // [B,4H] out
+  A* dh_prev;          // [B,H] out or null: cotangent that dead rows hand to the step before
 };
 
 // out[r, :] = factor of the dropout mask at (time, sample, row r)

@@ -94,7 +94,8 @@ enum DropoutStream : uint32_t {
   kSampleStream = 2048,
   kInputStream = 2049,
   kSkipStream = 2050,
-  kRecurrentStream = 3072  // + layer
+  kRecurrentStream = 3072,  // + layer
+  kWeightStream = 3584      // + layer: DropConnect, drawn by the caller
 };
 
 FR_HOST_DEVICE Dropout make_dropout(const int64_t* seed, uint32_t stream, double p) {

@@ -31,6 +31,7 @@ namespace fused_recoder {
   /* the model */                                                                                \
   X(double, dropout, 0, "between layers")                                                        \
   X(double, output_dropout, 0, "between the top layer and the decoder")                          \
+  X(bool, held_dropout, false, "its masks are held for the whole sequence")                      \
   X(double, probability, 1, "reader: the share of positions that are recoded")                   \
   X(int64_t, time, 0, "of the first time step, for the masks")                                   \
   /* what is wanted of this call */                                                              \

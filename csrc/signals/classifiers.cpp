@@ -79,8 +79,9 @@ class Classifiers final : public Signal<S> {
     for (size_t i = 0; i < places.size(); ++i) {
       const auto [l, of_c] = places[i];
       const RawStates raw = raw_states(saved->gates[l][t], t > 0 ? saved->c[l][t - 1] : p.c0[l]);
-      const at::Tensor alpha = saved->alpha[l][p.index_of(of_c)][t];            // [B]
-      const at::Tensor v = (of_c ? dc : dh).tensor()[l] * -alpha.unsqueeze(1);  // [B,H]
+      at::Tensor alpha = saved->alpha[l][p.index_of(of_c)][t].unsqueeze(1);  // [B,1]
+      if (p.unit_sizes.defined()) alpha = alpha * p.unit_sizes[l][p.index_of(of_c)];
+      const at::Tensor v = (of_c ? dc : dh).tensor()[l] * -alpha;  // [B,H]
       const at::Tensor bar = through_gradient(i, t, of_c ? raw.c : raw.h, v);
       if (of_c)
         c_bar.tensor()[l].add_(bar);

@@ -42,7 +42,7 @@ class Backtracking final : public StepPolicy<S> {
     return sizes().narrow(3, 0, p.B).expand({p.L, p.spec.states(), p.T, p.B});
   }
   // What is searched for is a constant.
-  std::vector<at::Tensor> backward(const at::Tensor&, const Saved&) const override {
+  std::vector<at::Tensor> backward(const StepBars&, const Saved&) const override {
     return {at::zeros_like(p.step_sizes)};
   }
 
@@ -58,6 +58,7 @@ class Backtracking final : public StepPolicy<S> {
 
 void check_backtracking(const Arguments& a, Problem& p) {
   check_given(a, p);
+  TORCH_CHECK_VALUE(!p.unit_sizes.defined(), "backtracking takes one step for all units: [L, S]");
   TORCH_CHECK_VALUE(p.spec.trials >= 1 && p.spec.shrink > 0 && p.spec.shrink < 1,
                     "backtracking needs trials >= 1 and shrink in (0, 1), got ", p.spec.trials,
                     " and ", p.spec.shrink);

@@ -8,6 +8,12 @@
 
 namespace fused_recoder {
 
+// Cotangents of the sizes; undefined where they are not asked for.
+struct StepBars {
+  at::Tensor by_row;   // [L,S,T,R] of whole states
+  at::Tensor by_unit;  // [L,S,R,H] of single units, summed over time
+};
+
 template <typename S>
 class StepPolicy {
  public:
@@ -23,17 +29,15 @@ class StepPolicy {
   virtual void choose(int64_t, const CellStates<S>&, Signal<S>&, const A* /*delta*/) {}
   // Those of state i (of the S recoded ones) of layer l.
   virtual StepSize<A> size(int64_t l, int64_t i, int64_t t) const = 0;
-  // All that were chosen, [L,S,T,R] or smaller where they are the same.
+  // All that were chosen, [L,S,T,R] or smaller where they are the same; without factors of units.
   virtual at::Tensor sizes() const = 0;
   // For the trace: per instance, [L,S,T,B].
   virtual at::Tensor sizes_by_instance() const = 0;
 
   // ---- backward
 
-  // Gradients of the tensors that it works with (Arguments::step), given those of the sizes
-  // [L,S,T,R].
-  virtual std::vector<at::Tensor> backward(const at::Tensor& step_bar,
-                                           const Saved& saved) const = 0;
+  // Gradients of the tensors that it works with (Arguments::step), given those of the sizes.
+  virtual std::vector<at::Tensor> backward(const StepBars& bar, const Saved& saved) const = 0;
 
  protected:
   const Problem& p;

@@ -91,7 +91,7 @@ class Predicted final : public StepPolicy<S> {
     return sizes().view({p.L, p.spec.states(), p.T, p.samples_per_instance(), p.B}).mean(3);
   }
 
-  std::vector<at::Tensor> backward(const at::Tensor& step_bar, const Saved& saved) const override {
+  std::vector<at::Tensor> backward(const StepBars& bar, const Saved& saved) const override {
     std::vector<at::Tensor> gradients;
     const int64_t states = p.spec.states(), N = p.T * p.R;
     for (int64_t l = 0; l < p.L; ++l) {
@@ -101,7 +101,7 @@ class Predicted final : public StepPolicy<S> {
       for (int64_t i = 0; i < states; ++i) {
         const at::Tensor& state = p.spec.recode_h && i == 0 ? raw.h : raw.c;
         const auto of_network = network_backward(
-            p.step_network[l * states + i], state.reshape({N, p.H}), step_bar[l][i].reshape({N}));
+            p.step_network[l * states + i], state.reshape({N, p.H}), bar.by_row[l][i].reshape({N}));
         gradients.insert(gradients.end(), of_network.begin(), of_network.end());
       }
     }

@@ -67,10 +67,10 @@ class Backtracking(StartsAt):
             alpha = torch.where(settled, alpha, alpha * shrink)
             if settled.all():
                 break
-        return dict.fromkeys(grads, alpha.repeat(samples))
+        return dict.fromkeys(grads, alpha.repeat(samples).unsqueeze(1))
 
     def traced(self, now: TimeStep, sizes: Tensor, chosen: dict[Place, Tensor]) -> Tensor:
-        alpha = next(iter(chosen.values()))[: now.call.input.shape[1]]  # [B]
+        alpha = next(iter(chosen.values()))[: now.call.input.shape[1], 0]  # [B]
         return alpha.expand(*sizes.shape, -1)
 
     def extra_repr(self) -> str:

@@ -1,9 +1,9 @@
 """`StepPolicy`: all that the rest of the package knows of a step.
 
-A step policy gives a tensor of sizes `[L, S]`, one per layer and recoded state (everything learned
-about it flows through that tensor by ordinary autograd), or says how the engine finds the sizes at
-every time step: with a network, or by trial. It is its own specification: `reference.py` asks it
-what to choose.
+A step policy gives a tensor of sizes, `[L, S]` per layer and recoded state or `[L, S, H]` for each
+of their units (everything learned about it flows through that tensor by ordinary autograd), or says
+how the engine finds the sizes at every time step: with a network, or by trial. It is its own
+specification: `reference.py` asks it what to choose.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepPolicy(nn.Module):
         raise NotImplementedError
 
     def sizes(self, rnn: RecodingLSTMBase) -> Tensor:
-        """The step sizes `[L, S]` for `rnn` as it is now."""
+        """The step sizes `[L, S]` or `[L, S, H]` for `rnn` as it is now."""
         return self()
 
     # ------------------------------------------------------------------------ for the fused engine
@@ -49,7 +49,7 @@ class StepPolicy(nn.Module):
         return {"step": "given"}
 
     def tensors(self, rnn: RecodingLSTMBase) -> list[Tensor]:
-        """The tensors the fused engine gets: the sizes `[L, S]`, or those of a network."""
+        """The tensors the fused engine gets: the sizes, or those of a network."""
         return [self.sizes(rnn)]
 
     # ------------------------------------------------------------------------------ specification
@@ -57,14 +57,15 @@ class StepPolicy(nn.Module):
     def choose(
         self, now: TimeStep, sizes: Tensor, grads: dict[Place, Tensor], delta: Tensor
     ) -> dict[Place, Tensor]:
-        """Step sizes `[]` or `[R]` for the states that have a gradient `[R, H]`, given delta
-        `[B]`."""
+        """Step sizes `[]`, `[R, 1]` or `[H]` for the states that have a gradient `[R, H]`, given
+        delta `[B]`."""
         index = now.rnn.states.index
         return {(layer, state): sizes[layer, index(state)] for layer, state in grads}
 
     def traced(self, now: TimeStep, sizes: Tensor, chosen: dict[Place, Tensor]) -> Tensor:
-        """The sizes `[L, S, B]` of a time step, as the trace shows them."""
-        return sizes.unsqueeze(2).expand(-1, -1, now.call.input.shape[1])
+        """The sizes `[L, S, B]` of a time step, as the trace shows them: means over units."""
+        of_states = sizes.mean(2) if sizes.dim() == 3 else sizes
+        return of_states.unsqueeze(2).expand(-1, -1, now.call.input.shape[1])
 
 
 class StartsAt(StepPolicy):
@@ -74,7 +75,7 @@ class StartsAt(StepPolicy):
     numbers: list[list[float]] | None = None  # [L, S], known once bound
 
     def start(self) -> Tensor:
-        """The numbers it starts at, `[L, S]` float64."""
+        """The numbers it starts at, float64."""
         return torch.tensor(self.numbers, dtype=torch.float64, device="cpu")
 
     def held(self) -> Tensor:

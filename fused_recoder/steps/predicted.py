@@ -48,8 +48,8 @@ class Predicted(StepPolicy):
             parameter.no_weight_decay = True  # type: ignore[attr-defined]
 
     def predict(self, layer: int, state: int, value: Tensor) -> Tensor:
-        """Step sizes `[B]` for the states `[B, H]`."""
-        return self.networks[layer * self.shape[1] + state](value.detach()).squeeze(1)
+        """Step sizes `[R, 1]` for the states `[R, H]`."""
+        return self.networks[layer * self.shape[1] + state](value.detach())
 
     def sizes(self, rnn: RecodingLSTMBase) -> Tensor:
         """They follow at every time step: zeros."""
@@ -77,4 +77,4 @@ class Predicted(StepPolicy):
             )
             for l in range(now.rnn.num_layers)
         ]
-        return torch.stack(found).unflatten(2, (now.rnn.rows_per_instance, -1)).mean(2)
+        return torch.stack(found).squeeze(3).unflatten(2, (now.rnn.rows_per_instance, -1)).mean(2)

@@ -41,6 +41,16 @@ class Config:
     hidden_size: int = _option(200, "units per layer")
     num_layers: int = _option(2, "LSTM layers")
     dropout: float = _option(0.0, "of embeddings, between layers and before the decoder")
+    embedding_dropout: float | None = _option(None, "of embeddings; dropout if absent")
+    layer_dropout: float | None = _option(None, "between layers; dropout if absent")
+    output_dropout: float | None = _option(None, "before the decoder; dropout if absent")
+    word_dropout: float = _option(0.0, "of whole words, in the embeddings")
+    weight_dropout: float = _option(0.0, "of recurrent weights (DropConnect)")
+    dropout_kind: str = _option(
+        "step",
+        "masks of dropout drawn anew at every time step, or held for a window",
+        ("step", "sequence"),
+    )
     tie_weights: bool = _option(False, "one matrix for embeddings and decoder")
     init_bound: float | None = _option(None, "all weights start uniform within +- this")
     dtype: str = _option("float32", "precision", ("float32", "float64"))
@@ -75,6 +85,9 @@ class Config:
     )
     decay: float = _option(0.5, "factor of the learning rate")
     decay_after: int = _option(4, "epochs at the full learning rate with schedule=decay")
+    average_after: int | None = _option(
+        None, "epochs after which weights are averaged; the mean is what is kept and tested"
+    )
     # Run
     seed: int = _option(1, "of initialisation and masks")
     device: str = _option("auto", "cpu, cuda, or auto: a GPU if there is one and kernels for it")
@@ -113,6 +126,10 @@ class Config:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name} must be one of {list(choices)}, got {value!r}")
+        if self.average_after is not None and not 0 <= self.average_after < self.epochs:
+            raise ValueError(
+                f"average_after must be in [0, epochs = {self.epochs}), got {self.average_after}"
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is for optimizer='sgd', not for {self.optimizer!r}")
 

@@ -13,6 +13,7 @@ import torch
 
 import fused_recoder as fr
 
+from .averaging import WEIGHTS
 from .checkpoint import checkpoint_header, load_checkpoint, tensors_under
 from .config import Config
 from .data import IGNORE, Batches, Vocabulary
@@ -121,7 +122,8 @@ def load_model(path: str | Path, **changes) -> Loaded:
     if path.suffix == ".safetensors" and checkpoint_header(path) is not None:
         tensors, about, vocabulary = load_checkpoint(path)
         config, size = Config.from_dict(about["config"]), len(vocabulary)
-        weights = tensors_under("model.", tensors) or tensors  # of a run in progress, or its best
+        in_progress = tensors_under(WEIGHTS, tensors) or tensors_under("model.", tensors)
+        weights = in_progress or tensors  # of a run in progress, or its best
     else:
         config, size, weights = read_plain_weights(path)
         vocabulary, about = None, {}

@@ -37,6 +37,12 @@ def build_model(
         # A plain model has no step, so nothing to learn about it either.
         step=build_step(config.step, config.step_options) if config.signal else 0.0,
         dropout=config.dropout,
+        embedding_dropout=config.embedding_dropout,
+        layer_dropout=config.layer_dropout,
+        output_dropout=config.output_dropout,
+        word_dropout=config.word_dropout,
+        weight_dropout=config.weight_dropout,
+        dropout_kind=config.dropout_kind,
         tie_weights=config.tie_weights,
         states=tuple(config.states),
         gradient=config.gradient,

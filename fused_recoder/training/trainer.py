@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import fused_recoder as fr
 
+from .averaging import Average
 from .callbacks import Callback
 from .checkpoint import load_checkpoint, model_tensors
 from .config import Config
@@ -85,6 +86,7 @@ class Trainer:
         self.schedule = Schedule(config, len(self.batches))
         self.progress = Progress()
         self.hx: States | None = None  # carried from window to window
+        self.average: Average | None = None  # of the weights, once it has begun
         self._signals = StopSignals(impatient=True)
         self._stop_reason: str | None = None
         self._saved_step: int | None = None
@@ -150,6 +152,7 @@ class Trainer:
 
     def _go_on_from(self, tensors: dict[str, Tensor], about: dict) -> None:
         self.hx = load_state_tensors(tensors, self.model, self.optimizer, self.processes)
+        self.average = Average.load(self.model, tensors)
         self.progress = Progress(**about["progress"])
         self.schedule.factor = self.progress.lr_factor
         self.folder.metrics_bytes = about["metrics_bytes"]
@@ -197,7 +200,21 @@ class Trainer:
         if self.config.clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
         self.optimizer.step()
+        self._update_average()
         return norm_value, nll_value
+
+    def _update_average(self) -> None:
+        after = self.config.average_after
+        if after is None or self.progress.epoch < after:
+            return
+        if self.average is None:
+            self.average = Average(self.model)
+        self.average.update(self.model)
+
+    @property
+    def kept_model(self) -> fr.RecodingLanguageModel:
+        """The model that is validated and kept: as it is now, or averaged."""
+        return self.model if self.average is None else self.average.model
 
     @property
     def _tokens_per_step(self) -> float:
@@ -325,7 +342,7 @@ class Trainer:
         self.schedule.end_epoch(progress.epoch, improved)
         progress.lr_factor = self.schedule.factor
         # First this, then the checkpoint: killed in between, the epoch's end is repeated.
-        if improved and self._write(self.folder.best, model_tensors(self.model)):
+        if improved and self._write(self.folder.best, model_tensors(self.kept_model)):
             progress.best_nll, progress.best_epoch = valid.nll, progress.epoch
         self._save()
         for callback in self.callbacks:
@@ -347,14 +364,14 @@ class Trainer:
         }
 
     def evaluate(self, split: str, model: fr.RecodingLanguageModel | None = None) -> Evaluation:
-        """How well the model as it is now, or another one, predicts a split of the text."""
+        """How well `kept_model`, or another one, predicts a split of the text."""
 
         def check() -> None:
             if self._asked_to_stop and self.processes.world == 1:
                 raise _Stopped
 
         return evaluate(
-            self.model if model is None else model,
+            self.kept_model if model is None else model,
             self.corpus[split],
             batch_size=self.config.eval_batch_size,
             bptt=self.config.bptt,
@@ -421,6 +438,7 @@ class Trainer:
     def _save(self) -> bool:
         """All that is needed to go on. False, and a message, if it cannot be written."""
         tensors = state_tensors(self.model, self.optimizer, self.hx, self.processes)
+        tensors |= {} if self.average is None else self.average.tensors()
         saved = self._write(self.folder.checkpoint, tensors)
         self._saved_at = time.monotonic()
         if saved:

@@ -59,7 +59,7 @@ void check_forward(const Shape& shape, int variant) {
 }
 
 // variant bits: 1 live mask, 2 active mask, 4 recodes h, 8 recodes c, 16 dropout, 32 all optional
-// results and one step size per row, 64 the gradient in c is given, 128 there is none in h
+// results and step sizes per row and unit, 64 the gradient in c is given, 128 there is none in h
 template <typename S>
 void check_recode(const Shape& shape, int variant) {
   using A = typename AccumulateIn<S>::type;
@@ -82,6 +82,8 @@ void check_recode(const Shape& shape, int variant) {
   }
   const auto alpha_h = recodes_h ? random_values<A>(B, 1) : absent<A>();
   const auto alpha_c = recodes_c ? random_values<A>(B, 1) : absent<A>();
+  const auto unit_h = all && recodes_h ? random_values<A>(H, 1, offset) : absent<A>();
+  const auto unit_c = all && recodes_c ? random_values<A>(H, 1, offset) : absent<A>();
   const auto h_recoded = unwritten<S>(B * H, offset);
   const auto c_recoded = unwritten<A>(B * H, offset);
   const auto optional = [&](auto make) { return all ? make() : decltype(make()){}; };
@@ -109,8 +111,8 @@ void check_recode(const Shape& shape, int variant) {
                     kTime,
                     active.cuda.data(),
                     live.cuda.data(),
-                    {alpha_h.cuda.data(), stride},
-                    {alpha_c.cuda.data(), stride},
+                    {alpha_h.cuda.data(), stride, unit_h.cuda.data()},
+                    {alpha_c.cuda.data(), stride, unit_c.cuda.data()},
                     h_recoded.cuda.data(),
                     c_recoded.cuda.data(),
                     h_up.cuda.data(),
@@ -134,8 +136,8 @@ void check_recode(const Shape& shape, int variant) {
                     kTime,
                     active.cpu.data(),
                     live.cpu.data(),
-                    {alpha_h.cpu.data(), stride},
-                    {alpha_c.cpu.data(), stride},
+                    {alpha_h.cpu.data(), stride, unit_h.cpu.data()},
+                    {alpha_c.cpu.data(), stride, unit_c.cpu.data()},
                     h_recoded.cpu.data(),
                     c_recoded.cpu.data(),
                     h_up.cpu.data(),
@@ -164,7 +166,8 @@ void check_recode(const Shape& shape, int variant) {
   expect_close("norm_c", norm_c, 16);
 }
 
-// variant bits: 1 live mask, 2 gradient from above, 4 gradient of h', 8 gradients of step sizes,
+// variant bits: 1 live mask, 2 gradient from above, 4 gradient of h', 8 gradients of step sizes, by
+// row and by unit,
 // 16 dropout, 32 what went up is recoded, 64 more cotangents, of the recoding gradient
 template <typename S>
 void check_backward(const Shape& shape, int variant) {
@@ -183,6 +186,8 @@ void check_backward(const Shape& shape, int variant) {
   const auto grad_c = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
   const auto step_bar_h = steps ? unwritten<A>(B) : absent<A>();
   const auto step_bar_c = steps ? unwritten<A>(B) : absent<A>();
+  const auto unit_bar_h = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto unit_bar_c = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
   const auto more = [&](int64_t n) {
     return variant & 64 ? random_values<A>(n, 1, offset) : absent<A>();
   };
@@ -210,8 +215,8 @@ void check_backward(const Shape& shape, int variant) {
                           live.cuda.data(),
                           grad_h.cuda.data(),
                           grad_c.cuda.data(),
-                          step_bar_h.cuda.data(),
-                          step_bar_c.cuda.data(),
+                          {step_bar_h.cuda.data(), unit_bar_h.cuda.data()},
+                          {step_bar_c.cuda.data(), unit_bar_c.cuda.data()},
                           up_is_recoded,
                           dgates.cuda.data(),
                           dh_prev.cuda.data()};
@@ -232,8 +237,8 @@ void check_backward(const Shape& shape, int variant) {
                           live.cpu.data(),
                           grad_h.cpu.data(),
                           grad_c.cpu.data(),
-                          step_bar_h.cpu.data(),
-                          step_bar_c.cpu.data(),
+                          {step_bar_h.cpu.data(), unit_bar_h.cpu.data()},
+                          {step_bar_c.cpu.data(), unit_bar_c.cpu.data()},
                           up_is_recoded,
                           dgates.cpu.data(),
                           dh_prev.cpu.data()};
@@ -249,6 +254,8 @@ void check_backward(const Shape& shape, int variant) {
   expect_close("dh_prev", dh_prev, 0);
   expect_close("step_bar_h", step_bar_h, 1, H);
   expect_close("step_bar_c", step_bar_c, 1, H);
+  expect_close("unit_bar_h", unit_bar_h, 8);
+  expect_close("unit_bar_c", unit_bar_c, 8);
 }
 
 // variant bits: 1 recodes h, 2 recodes c, 4 something went below, 8 dropout, 16 what went up is
@@ -278,6 +285,10 @@ void check_recode_backward(const Shape& shape, int variant) {
   const auto c_bar = unwritten<A>(B * H, offset), c_prev_bar = unwritten<A>(B * H, offset);
   const auto step_bar_h = steps ? unwritten<A>(B) : absent<A>();
   const auto step_bar_c = steps ? unwritten<A>(B) : absent<A>();
+  const auto unit_h = steps ? random_values<A>(H, 1, offset) : absent<A>();
+  const auto unit_c = steps ? random_values<A>(H, 1, offset) : absent<A>();
+  const auto unit_bar_h = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
+  const auto unit_bar_c = steps ? random_values<A>(B * H, 1, offset) : absent<A>();
   const RecodeBackward<S> p{B,
                             H,
                             gates.cuda.data(),
@@ -286,8 +297,8 @@ void check_recode_backward(const Shape& shape, int variant) {
                             dh_recoded.cuda.data(),
                             dh_up.cuda.data(),
                             dc_recoded.cuda.data(),
-                            alpha_h.cuda.data(),
-                            alpha_c.cuda.data(),
+                            {alpha_h.cuda.data(), 1, unit_h.cuda.data()},
+                            {alpha_c.cuda.data(), 1, unit_c.cuda.data()},
                             dgates_bar.cuda.data(),
                             dropout,
                             up_dropout,
@@ -298,8 +309,8 @@ void check_recode_backward(const Shape& shape, int variant) {
                             gates_bar.cuda.data(),
                             c_bar.cuda.data(),
                             c_prev_bar.cuda.data(),
-                            step_bar_h.cuda.data(),
-                            step_bar_c.cuda.data()};
+                            {step_bar_h.cuda.data(), unit_bar_h.cuda.data()},
+                            {step_bar_c.cuda.data(), unit_bar_c.cuda.data()}};
   const RecodeBackward<A> q{B,
                             H,
                             gates.cpu.data(),
@@ -308,8 +319,8 @@ void check_recode_backward(const Shape& shape, int variant) {
                             dh_recoded.cpu.data(),
                             dh_up.cpu.data(),
                             dc_recoded.cpu.data(),
-                            alpha_h.cpu.data(),
-                            alpha_c.cpu.data(),
+                            {alpha_h.cpu.data(), 1, unit_h.cpu.data()},
+                            {alpha_c.cpu.data(), 1, unit_c.cpu.data()},
                             dgates_bar.cpu.data(),
                             dropout,
                             up_dropout,
@@ -320,8 +331,8 @@ void check_recode_backward(const Shape& shape, int variant) {
                             gates_bar.cpu.data(),
                             c_bar.cpu.data(),
                             c_prev_bar.cpu.data(),
-                            step_bar_h.cpu.data(),
-                            step_bar_c.cpu.data()};
+                            {step_bar_h.cpu.data(), unit_bar_h.cpu.data()},
+                            {step_bar_c.cpu.data(), unit_bar_c.cpu.data()}};
   expect_launches(1, [&] {
     if (shape.plan.threads == 0)
       cuda_table<S>().recode_backward(kStream, p);
@@ -337,6 +348,8 @@ void check_recode_backward(const Shape& shape, int variant) {
   expect_close("c_prev_bar", c_prev_bar, 8);
   expect_close("step_bar_h", step_bar_h, 1, H);
   expect_close("step_bar_c", step_bar_c, 1, H);
+  expect_close("unit_bar_h", unit_bar_h, 8);
+  expect_close("unit_bar_c", unit_bar_c, 8);
 }
 
 template <typename S>

@@ -57,6 +57,26 @@ FR_INLINE GateCotangents<T> gate_cotangents(Vec<T> i, Vec<T> f, Vec<T> g, Vec<T>
           dh * tanh_c * o * (T(1) - o)};
 }
 
+// Sizes of units [j, j + n) in a row whose own factor is known.
+template <typename T>
+FR_INLINE Vec<T> step_at(const StepSize<T>& size, T of_row, int64_t j, int n) {
+  return size.unit != nullptr ? of_row * load(size.unit + j, n) : splat<T>(of_row);
+}
+
+template <typename T>
+FR_INLINE T step_of_row(const StepSize<T>& size, int64_t b) {
+  return size.step != nullptr ? size.step[b * size.stride] : T(0);
+}
+
+// The cotangent of the sizes of units [j, j + n) of row b is -dot.
+template <typename T>
+FR_INLINE void add_to_units(const StepBar<T>& bar, Vec<T> dot, int64_t b, int64_t H, int64_t j,
+                            int n) {
+  if (bar.unit == nullptr) return;
+  T* unit = bar.unit + b * H + j;
+  store(unit, load(unit, n) - dot, n);
+}
+
 template <typename T>
 void recode(const Launch& launch, const Recode<T>& p) {
   const int64_t H = p.hidden;
@@ -74,8 +94,7 @@ void recode(const Launch& launch, const Recode<T>& p) {
       const bool active = live && (p.active == nullptr || p.active[b]);
       // An inactive row takes a step of length zero along a gradient of zero.
       const T scale = !active ? T(0) : p.row_scale != nullptr ? p.row_scale[b] : T(1);
-      const T alpha_h = recodes_h ? p.alpha_h.step[b * p.alpha_h.stride] : T(0);
-      const T alpha_c = recodes_c ? p.alpha_c.step[b * p.alpha_c.stride] : T(0);
+      const T alpha_h = step_of_row(p.alpha_h, b), alpha_c = step_of_row(p.alpha_c, b);
       Vec<T> squares_h{}, squares_c{};
       for_each_vector<T>(H, [&](int64_t j, int n) {
         const Vec<T> o = load(gates + 3 * H + j, n);
@@ -89,8 +108,8 @@ void recode(const Launch& launch, const Recode<T>& p) {
         const Vec<T> dc = p.dc == nullptr ? dh * o * (T(1) - tanh_c * tanh_c)
                           : active        ? load(p.dc + row + j, n)
                                           : Vec<T>{};
-        const Vec<T> new_h = recodes_h ? hidden - alpha_h * dh : hidden;
-        const Vec<T> new_c = recodes_c ? cell - alpha_c * dc : cell;
+        const Vec<T> new_h = recodes_h ? hidden - step_at(p.alpha_h, alpha_h, j, n) * dh : hidden;
+        const Vec<T> new_c = recodes_c ? cell - step_at(p.alpha_c, alpha_c, j, n) * dc : cell;
         if (recodes_h) store(p.h_recoded + row + j, new_h, n);
         if (recodes_c) store(p.c_recoded + row + j, new_c, n);
         if (h_up != nullptr)
@@ -130,8 +149,7 @@ void recode_backward(const Launch& launch, const RecodeBackward<T>& p) {
       const T *gates = p.gates + 4 * row, *G = sends_below ? p.dgates_bar + 4 * row : nullptr;
       T* gates_bar = p.gates_bar + 4 * row;                            // [4H]
       T* dgates = p.dgates != nullptr ? p.dgates + 4 * row : nullptr;  // [4H]
-      const T alpha_h = p.alpha_h != nullptr ? p.alpha_h[b] : T(0);
-      const T alpha_c = p.alpha_c != nullptr ? p.alpha_c[b] : T(0);
+      const T alpha_h = step_of_row(p.alpha_h, b), alpha_c = step_of_row(p.alpha_c, b);
       Vec<T> dot_h{}, dot_c{};
       for_each_vector<T>(H, [&](int64_t j, int n) {
         const Vec<T> i = load(gates + j, n), f = load(gates + H + j, n);
@@ -146,9 +164,13 @@ void recode_backward(const Launch& launch, const RecodeBackward<T>& p) {
         if (p.dh_up != nullptr)
           h_bar += load(p.dh_up + row + j, n) * dropout_factor<T>(p.up_dropout, p.time, b, j);
         const Vec<T> c_bar = load(p.dc_recoded + row + j, n);
-        dot_h += a_h * h_bar;
-        dot_c += a_c * c_bar;
-        Vec<T> a_h_bar = -alpha_h * h_bar, a_c_bar = -alpha_c * c_bar;
+        const Vec<T> in_h = a_h * h_bar, in_c = a_c * c_bar;
+        dot_h += in_h;
+        dot_c += in_c;
+        add_to_units(p.step_bar_h, in_h, b, H, j, n);
+        add_to_units(p.step_bar_c, in_c, b, H, j, n);
+        Vec<T> a_h_bar = -step_at(p.alpha_h, alpha_h, j, n) * h_bar;
+        Vec<T> a_c_bar = -step_at(p.alpha_c, alpha_c, j, n) * c_bar;
 
         Vec<T> i_bar{}, f_bar{}, g_bar{}, o_bar{}, tanh_bar{}, c_prev_bar{};
         if (sends_below) {
@@ -196,8 +218,8 @@ void recode_backward(const Launch& launch, const RecodeBackward<T>& p) {
         store(p.c_bar + row + j, tanh_bar * slope, n);
         store(p.c_prev_bar + row + j, c_prev_bar, n);
       });
-      if (p.step_bar_h != nullptr) p.step_bar_h[b] = -sum<T>(dot_h);
-      if (p.step_bar_c != nullptr) p.step_bar_c[b] = -sum<T>(dot_c);
+      if (p.step_bar_h.row != nullptr) p.step_bar_h.row[b] = -sum<T>(dot_h);
+      if (p.step_bar_c.row != nullptr) p.step_bar_c.row[b] = -sum<T>(dot_c);
     }
   });
 }
@@ -262,8 +284,8 @@ void cell_backward(const Launch& launch, const CellBackward<T>& p) {
           memcpy(p.dh_prev + row, p.dh_recoded + row, H * sizeof(T));
         else
           memset(p.dh_prev + row, 0, H * sizeof(T));
-        if (p.step_bar_h != nullptr) p.step_bar_h[b] = T(0);
-        if (p.step_bar_c != nullptr) p.step_bar_c[b] = T(0);
+        if (p.step_bar_h.row != nullptr) p.step_bar_h.row[b] = T(0);
+        if (p.step_bar_c.row != nullptr) p.step_bar_c.row[b] = T(0);
         continue;
       }
       Vec<T> dot_h{}, dot_c{};
@@ -280,9 +302,16 @@ void cell_backward(const Launch& launch, const CellBackward<T>& p) {
                                              : Vec<T>{};
         Vec<T> dh = recoded + up;
         const Vec<T> dc_recoded = load(p.dc + row + j, n);
-        if (p.grad_h != nullptr)
-          dot_h += load(p.grad_h + row + j, n) * (p.up_is_recoded ? dh : recoded);
-        if (p.grad_c != nullptr) dot_c += load(p.grad_c + row + j, n) * dc_recoded;
+        if (p.grad_h != nullptr) {
+          const Vec<T> in_h = load(p.grad_h + row + j, n) * (p.up_is_recoded ? dh : recoded);
+          dot_h += in_h;
+          add_to_units(p.step_bar_h, in_h, b, H, j, n);
+        }
+        if (p.grad_c != nullptr) {
+          const Vec<T> in_c = load(p.grad_c + row + j, n) * dc_recoded;
+          dot_c += in_c;
+          add_to_units(p.step_bar_c, in_c, b, H, j, n);
+        }
         if (p.dh_signal != nullptr)
           dh += load(p.dh_signal + row + j, n) * dropout_factor<T>(p.signal_dropout, p.time, b, j);
         Vec<T> dc = dc_recoded + dh * o * (T(1) - tanh_c * tanh_c);
@@ -304,8 +333,8 @@ void cell_backward(const Launch& launch, const CellBackward<T>& p) {
         store(p.dc + row + j, dc_prev, n);
         if (p.dh_prev != nullptr) store(p.dh_prev + row + j, Vec<T>{}, n);
       });
-      if (p.step_bar_h != nullptr) p.step_bar_h[b] = -sum<T>(dot_h);
-      if (p.step_bar_c != nullptr) p.step_bar_c[b] = -sum<T>(dot_c);
+      if (p.step_bar_h.row != nullptr) p.step_bar_h.row[b] = -sum<T>(dot_h);
+      if (p.step_bar_c.row != nullptr) p.step_bar_c.row[b] = -sum<T>(dot_c);
     }
   });
 }

@@ -101,6 +101,34 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
   }
 }
 
+template <typename A>
+__device__ __forceinline__ A step_of_row(const StepSize<A>& size, int64_t row) {
+  return size.step != nullptr ? size.step[row * size.stride] : A(0);
+}
+
+// Sizes of the quad at `unit` in a row whose own factor is known.
+template <int kAlign, typename A>
+__device__ __forceinline__ void load_steps(A (&to)[kQuad], const StepSize<A>& size, A of_row,
+                                           int unit, int count) {
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) to[k] = A(1);
+  if (size.unit != nullptr) load_quad<kAlign>(to, size.unit + unit, count);
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) to[k] *= of_row;
+}
+
+// The cotangent of the sizes of the quad at `index` of [B,H] is -dot.
+template <int kAlign, typename A>
+__device__ __forceinline__ void add_to_units(const StepBar<A>& bar, const A (&dot)[kQuad],
+                                             int64_t index, int count) {
+  if (bar.unit == nullptr) return;
+  A unit[kQuad];
+  load_quad<kAlign>(unit, bar.unit + index, count);
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) unit[k] -= dot[k];
+  store_quad<kAlign>(bar.unit + index, unit, count);
+}
+
 template <typename S, int kAlign>
 __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(const Recode<S> p) {
   using A = typename AccumulateIn<S>::type;
@@ -112,15 +140,16 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(co
   const bool active = live && (p.active == nullptr || p.active[row]);
   // An inactive row takes a step of length zero along a gradient of zero.
   const A scale = !active ? A(0) : p.row_scale != nullptr ? p.row_scale[row] : A(1);
-  const A alpha_h = recodes_h ? p.alpha_h.step[row * p.alpha_h.stride] : A(0);
-  const A alpha_c = recodes_c ? p.alpha_c.step[row * p.alpha_c.stride] : A(0);
+  const A row_step_h = step_of_row(p.alpha_h, row), row_step_c = step_of_row(p.alpha_c, row);
   A squares_h = A(0), squares_c = A(0);
   for (int j = first_quad(); j < H; j += quad_stride()) {
     const int count = H - j;
     GateQuad<A> gate;
     A cell[kQuad], hidden[kQuad], c_prev[kQuad], factor[kQuad];
     A dh[kQuad] = {0, 0, 0, 0}, dc[kQuad] = {0, 0, 0, 0};
-    A tanh_c[kQuad], new_h[kQuad], new_c[kQuad];
+    A tanh_c[kQuad], new_h[kQuad], new_c[kQuad], alpha_h[kQuad], alpha_c[kQuad];
+    load_steps<kAlign>(alpha_h, p.alpha_h, row_step_h, j, count);
+    load_steps<kAlign>(alpha_c, p.alpha_c, row_step_c, j, count);
     load_gates<kAlign>(gate, p.gates + 4 * start, H, j, count);
     load_quad<kAlign>(cell, p.c + start + j, count);
     load_quad<kAlign>(hidden, p.h + start + j, count);
@@ -133,8 +162,8 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks) recode_kernel(co
       tanh_c[k] = tanh(cell[k]);
       dh[k] *= scale * factor[k];
       if (p.dc == nullptr) dc[k] = dh[k] * gate.o[k] * (A(1) - tanh_c[k] * tanh_c[k]);
-      new_h[k] = recodes_h ? hidden[k] - alpha_h * dh[k] : hidden[k];
-      new_c[k] = recodes_c ? cell[k] - alpha_c * dc[k] : cell[k];
+      new_h[k] = recodes_h ? hidden[k] - alpha_h[k] * dh[k] : hidden[k];
+      new_c[k] = recodes_c ? cell[k] - alpha_c[k] * dc[k] : cell[k];
       squares_h += dh[k] * dh[k];
       squares_c += dc[k] * dc[k];
     }
@@ -214,13 +243,21 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
       A grad[kQuad];
       load_quad<kAlign>(grad, p.grad_h + start + j, count);
 #pragma unroll
-      for (int k = 0; k < kQuad; ++k) dot_h += grad[k] * (p.up_is_recoded ? dh[k] : recoded[k]);
+      for (int k = 0; k < kQuad; ++k) {
+        grad[k] *= p.up_is_recoded ? dh[k] : recoded[k];
+        dot_h += grad[k];
+      }
+      add_to_units<kAlign>(p.step_bar_h, grad, start + j, count);
     }
     if (p.grad_c != nullptr) {
       A grad[kQuad];
       load_quad<kAlign>(grad, p.grad_c + start + j, count);
 #pragma unroll
-      for (int k = 0; k < kQuad; ++k) dot_c += grad[k] * dc[k];
+      for (int k = 0; k < kQuad; ++k) {
+        grad[k] *= dc[k];
+        dot_c += grad[k];
+      }
+      add_to_units<kAlign>(p.step_bar_c, grad, start + j, count);
     }
     if (p.dh_signal != nullptr) {
       A more[kQuad], factor[kQuad];
@@ -253,13 +290,13 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
     store_quad<kAlign>(p.dc + start + j, dc, count);
     if (p.dh_prev != nullptr) clear_quad<kAlign>(p.dh_prev + start + j, count);
   }
-  if (p.step_bar_h != nullptr) {
+  if (p.step_bar_h.row != nullptr) {
     const double sum = sum_block(dot_h, slots_h);
-    if (threadIdx.x == 0) p.step_bar_h[row] = static_cast<A>(-sum);
+    if (threadIdx.x == 0) p.step_bar_h.row[row] = static_cast<A>(-sum);
   }
-  if (p.step_bar_c != nullptr) {
+  if (p.step_bar_c.row != nullptr) {
     const double sum = sum_block(dot_c, slots_c);
-    if (threadIdx.x == 0) p.step_bar_c[row] = static_cast<A>(-sum);
+    if (threadIdx.x == 0) p.step_bar_c.row[row] = static_cast<A>(-sum);
   }
 }
 
@@ -277,7 +314,8 @@ template <typename S>
 void launch_recode(cudaStream_t stream, const Recode<S>& p, UnitPlan plan) {
   const dim3 grid(p.rows, plan.blocks_per_row);
   with_alignment(common_alignment(p.hidden, p.gates, p.c_prev, p.c, p.h, p.dh, p.dc, p.h_recoded,
-                                  p.c_recoded, p.h_up, p.h_after, p.dgates, p.grad_h, p.grad_c),
+                                  p.c_recoded, p.h_up, p.h_after, p.dgates, p.grad_h, p.grad_c,
+                                  p.alpha_h.unit, p.alpha_c.unit),
                  [&](auto align) {
                    constexpr int kAlign = decltype(align)::value;
                    CUDA_LAUNCH(grid, plan.threads, 0, stream, recode_kernel<S, kAlign>)(p);
@@ -289,7 +327,8 @@ void launch_cell_backward(cudaStream_t stream, const CellBackward<S>& p, UnitPla
   const dim3 grid(p.rows, plan.blocks_per_row);
   with_alignment(
       common_alignment(p.hidden, p.gates, p.c_prev, p.dh_up, p.dh_recoded, p.dc, p.dh_signal,
-                       p.gates_bar, p.c_bar, p.c_prev_bar, p.grad_h, p.grad_c, p.dgates, p.dh_prev),
+                       p.gates_bar, p.c_bar, p.c_prev_bar, p.grad_h, p.grad_c, p.dgates, p.dh_prev,
+                       p.step_bar_h.unit, p.step_bar_c.unit),
       [&](auto align) {
         constexpr int kAlign = decltype(align)::value;
         CUDA_LAUNCH(grid, plan.threads, 0, stream, cell_backward_kernel<S, kAlign>)(p);
@@ -309,7 +348,7 @@ void recode(const Launch& launch, const Recode<S>& p) {
 
 template <typename S>
 void cell_backward(const Launch& launch, const CellBackward<S>& p) {
-  const bool sums = p.step_bar_h != nullptr || p.step_bar_c != nullptr;
+  const bool sums = p.step_bar_h.row != nullptr || p.step_bar_c.row != nullptr;
   launch_cell_backward(static_cast<cudaStream_t>(launch.stream), p, plan_units(p.hidden, sums));
 }
 

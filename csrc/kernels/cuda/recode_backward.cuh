@@ -40,14 +40,13 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
   __shared__ A slots_h[kMaxWarps], slots_c[kMaxWarps];
   const int H = static_cast<int>(p.hidden);
   const int64_t row = blockIdx.x, start = row * H;
-  const A alpha_h = p.alpha_h != nullptr ? p.alpha_h[row] : A(0);
-  const A alpha_c = p.alpha_c != nullptr ? p.alpha_c[row] : A(0);
+  const A row_step_h = step_of_row(p.alpha_h, row), row_step_c = step_of_row(p.alpha_c, row);
   A dot_h = A(0), dot_c = A(0);
   for (int j = first_quad(); j < H; j += quad_stride()) {
     const int count = H - j;
     GateQuad<A> gate, below, d;
     A c_prev[kQuad], a_h[kQuad], h_bar[kQuad], c_bar[kQuad], factor[kQuad];
-    A tanh_c[kQuad], a_c[kQuad];
+    A tanh_c[kQuad], a_c[kQuad], in_h[kQuad], in_c[kQuad];
     load_gates<kAlign>(gate, p.gates + 4 * start, H, j, count);
     load_quad<kAlign>(c_prev, p.c_prev + start + j, count);
     load_quad<kAlign>(a_h, p.grad_h + start + j, count);
@@ -64,9 +63,13 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
     for (int k = 0; k < kQuad; ++k) {
       tanh_c[k] = tanh(gate.f[k] * c_prev[k] + gate.i[k] * gate.g[k]);
       a_c[k] = a_h[k] * gate.o[k] * (A(1) - tanh_c[k] * tanh_c[k]);
-      dot_h += a_h[k] * h_bar[k];
-      dot_c += a_c[k] * c_bar[k];
+      in_h[k] = a_h[k] * h_bar[k];
+      in_c[k] = a_c[k] * c_bar[k];
+      dot_h += in_h[k];
+      dot_c += in_c[k];
     }
+    add_to_units<kAlign>(p.step_bar_h, in_h, start + j, count);
+    add_to_units<kAlign>(p.step_bar_c, in_c, start + j, count);
     if (p.dgates != nullptr) {
 #pragma unroll
       for (int k = 0; k < kQuad; ++k)
@@ -80,10 +83,13 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
       for (int k = 0; k < kQuad; ++k) h[k] = gate.o[k] * tanh_c[k] * factor[k];
       store_quad<kAlign>(p.h_signal + start + j, h, count);
     }
+    A alpha_h[kQuad], alpha_c[kQuad];
+    load_steps<kAlign>(alpha_h, p.alpha_h, row_step_h, j, count);
+    load_steps<kAlign>(alpha_c, p.alpha_c, row_step_c, j, count);
     if (p.dgates_bar != nullptr) load_gates<kAlign>(below, p.dgates_bar + 4 * start, H, j, count);
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
-      UnitBars<A> bar{-alpha_h * h_bar[k], -alpha_c * c_bar[k], 0, 0, 0, 0, 0, 0};
+      UnitBars<A> bar{-alpha_h[k] * h_bar[k], -alpha_c[k] * c_bar[k], 0, 0, 0, 0, 0, 0};
       if (p.dgates_bar != nullptr)
         from_below(bar, gate, below, k, a_h[k], a_c[k], tanh_c[k], c_prev[k]);
       // a_c = a_h o (1 - tanh(c)^2)
@@ -104,13 +110,13 @@ __global__ void __launch_bounds__(kRowUnitThreads, kUnitBlocks)
     store_quad<kAlign>(p.c_bar + start + j, c_bar, count);
     store_quad<kAlign>(p.c_prev_bar + start + j, c_prev, count);
   }
-  if (p.step_bar_h != nullptr) {
+  if (p.step_bar_h.row != nullptr) {
     const double sum = sum_block(dot_h, slots_h);
-    if (threadIdx.x == 0) p.step_bar_h[row] = static_cast<A>(-sum);
+    if (threadIdx.x == 0) p.step_bar_h.row[row] = static_cast<A>(-sum);
   }
-  if (p.step_bar_c != nullptr) {
+  if (p.step_bar_c.row != nullptr) {
     const double sum = sum_block(dot_c, slots_c);
-    if (threadIdx.x == 0) p.step_bar_c[row] = static_cast<A>(-sum);
+    if (threadIdx.x == 0) p.step_bar_c.row[row] = static_cast<A>(-sum);
   }
 }
 
@@ -119,7 +125,8 @@ void launch_recode_backward(cudaStream_t stream, const RecodeBackward<S>& p, Uni
   const dim3 grid(p.rows, plan.blocks_per_row);
   with_alignment(common_alignment(p.hidden, p.gates, p.c_prev, p.grad_h, p.dh_recoded, p.dh_up,
                                   p.dc_recoded, p.dgates_bar, p.from_above_bar, p.h_signal,
-                                  p.dgates, p.gates_bar, p.c_bar, p.c_prev_bar),
+                                  p.dgates, p.gates_bar, p.c_bar, p.c_prev_bar, p.alpha_h.unit,
+                                  p.alpha_c.unit, p.step_bar_h.unit, p.step_bar_c.unit),
                  [&](auto align) {
                    constexpr int kAlign = decltype(align)::value;
                    CUDA_LAUNCH(grid, plan.threads, 0, stream, recode_backward_kernel<S, kAlign>)(p);
@@ -128,7 +135,7 @@ void launch_recode_backward(cudaStream_t stream, const RecodeBackward<S>& p, Uni
 
 template <typename S>
 void recode_backward(const Launch& launch, const RecodeBackward<S>& p) {
-  const bool sums = p.step_bar_h != nullptr || p.step_bar_c != nullptr;
+  const bool sums = p.step_bar_h.row != nullptr || p.step_bar_c.row != nullptr;
   launch_recode_backward(static_cast<cudaStream_t>(launch.stream), p, plan_units(p.hidden, sums));
 }
 
