@@ -54,6 +54,11 @@ class Config:
     tie_weights: bool = _option(False, "one matrix for embeddings and decoder")
     init_bound: float | None = _option(None, "all weights start uniform within +- this")
     dtype: str = _option("float32", "precision", ("float32", "float64"))
+    architecture: str = _option(
+        "recoding",
+        "error-feedback: a plain LSTM whose last error is an input, a control of the study",
+        ("recoding", "error-feedback"),
+    )
     # Recoder
     signal: str | None = _option("nll", "what the recoder lowers: a name, or none for a plain LM")
     signal_options: dict = _option({}, "arguments of the signal, e.g. num_samples=15")
@@ -130,6 +135,8 @@ class Config:
             raise ValueError(
                 f"average_after must be in [0, epochs = {self.epochs}), got {self.average_after}"
             )
+        if self.architecture != "recoding" and self.signal is not None:
+            raise ValueError(f"architecture {self.architecture!r} takes no signal: signal=none")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is for optimizer='sgd', not for {self.optimizer!r}")
 

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 import fused_recoder as fr
 
 from .config import Config
+from .feedback import ErrorFeedbackLanguageModel
+
+ARCHITECTURES = {
+    "recoding": fr.RecodingLanguageModel,
+    "error-feedback": ErrorFeedbackLanguageModel,
+}
 
 
 def build_model(
@@ -28,7 +34,7 @@ def build_model(
         decoder_options = {"dataset_size": dataset_size} | config.decoder_options
         options["decoder"] = _ensemble_decoder(config.hidden_size, vocab_size, decoder_options)
         options["decoder"].to(dtype)
-    model = (model_class or fr.RecodingLanguageModel)(
+    model = (model_class or ARCHITECTURES[config.architecture])(
         vocab_size,
         config.embedding_size or config.hidden_size,
         config.hidden_size,
