@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import interventions, signal_shape, study, study_report, theorems
+from . import (
+    controls,
+    controls_report,
+    interventions,
+    signal_shape,
+    study,
+    study_report,
+    theorems,
+)
 from .explore import explore
 from .jobs import Interrupted, Job, work
 from .plots import draw_table
@@ -40,6 +48,7 @@ EXPERIMENTS = {name: _of_table(make) for name, make in TABLES.items()} | {
     "signal_shape": Experiment(signal_shape.jobs, signal_shape.report),
     "study": Experiment(study.jobs, study_report.report),
     "explore": _of_table(explore),
+    "controls": Experiment(controls.jobs, controls_report.report),
     INTERVENTIONS: Experiment(interventions.jobs, interventions.report),
 }
 

@@ -74,6 +74,7 @@ class Training:
         return {
             "status": "finished",
             **{name: summary[name] for name in kept},
+            "vocabulary": len(trainer.corpus.vocabulary),
             "train_seconds": summary["train_seconds"],
             "train_tokens_per_second": summary["train_tokens_per_second"],
             "test_tokens_per_second": summary["test"]["tokens_per_second"],

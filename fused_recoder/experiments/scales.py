@@ -46,6 +46,8 @@ SCALES = {
         default_members=2,
         sampling={"mask": "shared"},
     ),
+    # An hour or two: tied, regularised, trained until little is gained any more.
+    "tied": Scale(Config.recipe("tied-small"), seeds=3),
     # Minutes per run: to look around before something larger is tried.
     "tiny": Scale(
         Config(

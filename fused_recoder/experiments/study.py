@@ -60,7 +60,7 @@ def jobs(scale: Scale, out: Path, seeds: int) -> list[Job]:
         further = [training(best, seed) for seed in range(2, seeds + 1)]
         found += [job for job in further if job.name not in known]
     if best not in (None, HYPOTHESIS):
-        found += [_dynamic(training(best, seed)) for seed in range(1, seeds + 1)]
+        found += [dynamic_evaluation_of(training(best, seed)) for seed in range(1, seeds + 1)]
     return found
 
 
@@ -69,12 +69,13 @@ def _measurements(plain: Training, recoding: Training) -> list[Measurement]:
     return [
         _measurement(WITHOUT, recoding, remove_recoder),
         *inference_jobs(plain, plain.config.seed),
-        _dynamic(plain),
-        _dynamic(recoding),
+        dynamic_evaluation_of(plain),
+        dynamic_evaluation_of(recoding),
     ]
 
 
-def _dynamic(model: Training) -> Measurement:
+def dynamic_evaluation_of(model: Training) -> Measurement:
+    """The model, read with weights that follow the text."""
     return _measurement(f"{DYNAMIC}.{model.variant}", model, dynamic_evaluation)
 
 
