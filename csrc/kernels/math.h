@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "limits.h"
+
 #ifdef __CUDACC__
 #define FR_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -80,7 +82,7 @@ FR_HOST_DEVICE Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2
 }
 
 // One dropout mask of a sequence: which stream of the seed it is and how often it drops.
-// Streams never overlap: the counter is (unit / 4, row, stream << 20 | sample, time).
+// Streams never overlap: the counter is (unit / 4, row, stream << kSampleBits | sample, time).
 struct Dropout {
   const int64_t* seed;  // [1], null: no dropout
   uint32_t stream;
@@ -96,6 +98,7 @@ enum DropoutStream : uint32_t {
   kSkipStream = 2050,
   kRecurrentStream = 3072  // + layer
 };
+static_assert(kRecurrentStream < kDropoutStreams);
 
 FR_HOST_DEVICE Dropout make_dropout(const int64_t* seed, uint32_t stream, double p) {
   return Dropout{p > 0 ? seed : nullptr, stream, static_cast<uint32_t>(p * 4294967296.0),
@@ -107,7 +110,7 @@ template <typename A>
 FR_HOST_DEVICE void dropout_quad(const Dropout& d, uint32_t time, uint32_t sample, uint32_t row,
                                  uint32_t quad, A* factor) {
   const Philox bits =
-      philox(static_cast<uint64_t>(*d.seed), quad, row, d.stream << 20 | sample, time);
+      philox(static_cast<uint64_t>(*d.seed), quad, row, d.stream << kSampleBits | sample, time);
   for (int i = 0; i < 4; ++i) factor[i] = bits.word[i] < d.threshold ? A(0) : A(d.scale);
 }
 

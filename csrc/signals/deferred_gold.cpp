@@ -5,8 +5,6 @@
 namespace fused_recoder {
 namespace {
 
-// Up to this many rows W is streamed once for prediction and gradient together.
-constexpr int64_t kStreamRows = 2;
 // Words that weights are packed for: many.
 constexpr int64_t kWords = 1 << 20;
 

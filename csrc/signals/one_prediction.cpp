@@ -9,10 +9,10 @@
 namespace fused_recoder {
 namespace {
 
-// W is read in one pass for up to this many rows, of gold signals as long as their gradients [B,H]
-// stay in the core's cache; beyond, two GEMMs at full speed are faster. (Of the entropy one pass is
-// three products.)
-constexpr int64_t kStreamRows = 2, kStreamGoldRows = 64, kStreamGoldElements = 14 << 10;
+// W is read in one pass for few rows (kernels/limits.h), of gold signals as long as their gradients
+// [B,H] stay in the core's cache; beyond, two GEMMs at full speed are faster. (Of the entropy one
+// pass is three products.)
+constexpr int64_t kStreamGoldElements = 14 << 10;
 
 template <typename S>
 class OnePrediction final : public DecodedSignal<S> {
