@@ -28,7 +28,7 @@ class OnePrediction final : public DecodedSignal<S> {
   explicit OnePrediction(const Problem& problem)
       : DecodedSignal<S>(problem),
         decoder(p.ensemble ? p.mean_decoder() : p.decoders[0]),
-        kind(p.signal.row_kind) {}
+        kind(*p.signal.row_kind) {}
 
   void begin_forward(const Forward& pass) override;
   void begin_backward(const Backward& pass) override;
