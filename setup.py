@@ -40,9 +40,15 @@ if X86:
         ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"],
     )
 
-COMMON_FLAGS = ["-std=c++20", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
+# A switch over kinds has no default: one that is forgotten must not compile.
+COMMON_FLAGS = ["-std=c++20", "-Wall", "-Werror=switch", "-Wno-unknown-pragmas", "-Wno-psabi"]
 COMMON_FLAGS += ["-O0", "-g"] if DEBUG else ["-O3"]
-NVCC_FLAGS = ["-std=c++20", *(["-O0", "-g", "-G"] if DEBUG else ["-O3"])]
+NVCC_FLAGS = [
+    "-std=c++20",
+    "-Xcompiler",
+    "-Werror=switch",
+    *(["-O0", "-g", "-G"] if DEBUG else ["-O3"]),
+]
 
 
 def decide_cuda() -> tuple[bool, str]:

@@ -23,7 +23,7 @@ ConstantMatrix<S>::ConstantMatrix(const at::Tensor& weight, bool transposed, int
       kernels_(&kernels_for<S>(weight.device())),
       launch_(launch_on(weight.device())) {
   // Packing reads and writes the matrix once: what one or two multiplications of few rows cost.
-  if (kernels_->gemm == nullptr || (calls < 4 && rows < 256)) return;
+  if (!kernels_->packs() || (calls < 4 && rows < 256)) return;
   const int64_t inner = matrix_.size(0), cols = matrix_.size(1);
   packed_ = at::empty({kernels_->packed_size(inner, cols)}, weight.options());
   kernels_->pack(launch_, PackMatrix<S>{inner, cols, matrix_.const_data_ptr<S>(), matrix_.stride(0),
@@ -65,7 +65,7 @@ template <typename S>
 void add_outer(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
   using A = typename AccumulateIn<S>::type;
   const Kernels<S>& kernels = kernels_for<S>(c.device());
-  if (kernels.outer_gemm == nullptr) {
+  if (!kernels.packs()) {
     c.addmm_(a.t(), b);
     return;
   }

@@ -59,7 +59,10 @@ Backend& entry(c10::DeviceType type) {
   static Backend backends[kDeviceTypes] = {};
   Backend& backend = backends[static_cast<int>(type)];
   if (type == c10::kCPU && backend.f32 == nullptr)
-    backend = {cpu_kernels().f32, cpu_kernels().f64, /*host_reads=*/true, nullptr, nullptr};
+    backend = {.f32 = cpu_kernels().f32,
+               .f64 = cpu_kernels().f64,
+               .host_reads = true,
+               .launches_cost = false};
   return backend;
 }
 
@@ -92,6 +95,8 @@ Launch launch_on(const c10::Device& device) {
 }
 
 bool host_reads(const c10::Device& device) { return backend_of(device.type()).host_reads; }
+
+bool launches_cost(const c10::Device& device) { return backend_of(device.type()).launches_cost; }
 
 void check_launches(const c10::Device& device) {
   const Backend& backend = backend_of(device.type());

@@ -16,8 +16,11 @@ struct Backend {
   // wait for the device: values are then checked by asserts on the device, and what could end early
   // goes on.
   bool host_reads;
-  void* (*current_stream)(int device);  // null: no streams
-  void (*check_launches)();             // raises what a launch left behind; null: nothing to check
+  // Whether a launch takes microseconds whatever it does: then one that makes many things at once
+  // is worth the memory that they take.
+  bool launches_cost;
+  void* (*current_stream)(int device) = nullptr;  // null: no streams
+  void (*check_launches)() = nullptr;  // raises what a launch left behind; null: nothing to check
 };
 
 // The tests put CUDA's kernels in the CPU's place (tests/emu), hence the visibility.
@@ -33,6 +36,7 @@ const Kernels<S>& kernels_for(const c10::Device& device);
 
 Launch launch_on(const c10::Device& device);
 bool host_reads(const c10::Device& device);
+bool launches_cost(const c10::Device& device);
 void check_launches(const c10::Device& device);
 
 }  // namespace fused_recoder

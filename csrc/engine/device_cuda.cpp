@@ -15,8 +15,12 @@ void* current_stream(int device) {
 void check() { C10_CUDA_CHECK(cudaGetLastError()); }
 
 const bool kRegistered = [] {
-  set_backend(c10::kCUDA,
-              {cuda_kernels.f32, cuda_kernels.f64, /*host_reads=*/false, current_stream, check});
+  set_backend(c10::kCUDA, {.f32 = cuda_kernels.f32,
+                           .f64 = cuda_kernels.f64,
+                           .host_reads = false,
+                           .launches_cost = true,
+                           .current_stream = current_stream,
+                           .check_launches = check});
   return true;
 }();
 

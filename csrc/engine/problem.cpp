@@ -230,7 +230,7 @@ void check_sizes(const Arguments& a, Problem& s) {
   TORCH_CHECK_VALUE(s.T > 0, "input must have at least one time step, got shape ", input.sizes());
   TORCH_CHECK_VALUE(s.B > 0, "input must have at least one batch row, got shape ", input.sizes());
   TORCH_CHECK_VALUE(s.I > 0, "input must have at least one feature, got shape ", input.sizes());
-  TORCH_CHECK_VALUE(s.spec.samples >= 1 && s.spec.samples < (1 << 20),
+  TORCH_CHECK_VALUE(s.spec.samples >= 1 && s.spec.samples <= kMaxSamples,
                     "samples must be at least 1, got ", s.spec.samples);
   TORCH_CHECK_VALUE(s.spec.time >= 0, "time must not be negative, got ", s.spec.time);
   s.R = s.signal.own_states ? s.spec.samples * s.B : s.B;

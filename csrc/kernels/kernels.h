@@ -386,7 +386,7 @@ struct Gate {
   uint8_t* open;          // [K,B] out
 };
 
-// c = a * b (+ bias | + c), b prepacked. Null functions: the engine multiplies through ATen.
+// c = a * b (+ bias | + c), b prepacked.
 template <typename S>
 struct PackedGemm {
   using A = typename AccumulateIn<S>::type;
@@ -419,6 +419,7 @@ struct OuterGemm {
   A* c;        // [rows,cols]
 };
 
+// What a backend fills in, by name: leaving out an entry of the first part fails to compile.
 template <typename S>
 struct Kernels {
   using A = typename AccumulateIn<S>::type;
@@ -437,19 +438,30 @@ struct Kernels {
   void (*gate)(const Launch&, const Gate<A>&);
   void (*trial_step)(const Launch&, const TrialStep<S>&);
   void (*trial_verdict)(const Launch&, const TrialVerdict<A>&);
-  void (*shared_decode)(const Launch&, const SharedDecode<S>&);  // null: see list_units
-  void (*shared_decode_back)(const Launch&, const SharedDecodeBack<S>&);
-  void (*list_units)(const Launch&, const ListUnits&);  // these three: instead of shared_decode
-  void (*gather_units)(const Launch&, const GatherUnits<S>&);
-  void (*scatter_units)(const Launch&, const ScatterUnits<S>&);
-  int64_t (*stream_scratch)(int64_t rows, int64_t hidden);  // null: no streaming decoder
-  void (*stream_decode)(const Launch&, const StreamDecode<S>&);
-  int64_t (*packed_size)(int64_t inner, int64_t cols);
-  void (*pack)(const Launch&, const PackMatrix<S>&);
-  void (*gemm)(const Launch&, const PackedGemm<S>&);
-  int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols);
-  void (*outer_gemm)(const Launch&, const OuterGemm<S>&);
-  int64_t (*softmax_scratch)(int64_t rows, int64_t vocab);  // null: no scratch is needed
+
+  // ---- what a device may do without. Null: ...
+
+  // ... softmax_signal needs no scratch.
+  int64_t (*softmax_scratch)(int64_t rows, int64_t vocab) = nullptr;
+  // ... decoder and softmax are never one pass.
+  int64_t (*stream_scratch)(int64_t rows, int64_t hidden) = nullptr;
+  void (*stream_decode)(const Launch&, const StreamDecode<S>&) = nullptr;
+  // ... masks shared by the batch are multiplied through the libraries, with the three below; ...
+  void (*shared_decode)(const Launch&, const SharedDecode<S>&) = nullptr;
+  void (*shared_decode_back)(const Launch&, const SharedDecodeBack<S>&) = nullptr;
+  // ... with the two above.
+  void (*list_units)(const Launch&, const ListUnits&) = nullptr;
+  void (*gather_units)(const Launch&, const GatherUnits<S>&) = nullptr;
+  void (*scatter_units)(const Launch&, const ScatterUnits<S>&) = nullptr;
+  // ... the libraries multiply, through ATen, and no matrix is packed: see packs().
+  int64_t (*packed_size)(int64_t inner, int64_t cols) = nullptr;
+  void (*pack)(const Launch&, const PackMatrix<S>&) = nullptr;
+  void (*gemm)(const Launch&, const PackedGemm<S>&) = nullptr;
+  int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols) = nullptr;
+  void (*outer_gemm)(const Launch&, const OuterGemm<S>&) = nullptr;
+
+  // Whether the device multiplies with packed matrices by itself.
+  bool packs() const { return pack != nullptr; }
 };
 
 // CPU tables, compiled once per instruction set from kernels/cpu/kernels.cpp; picked at run time.

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "limits.h"
+
 #ifdef __CUDACC__
 #define FR_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -16,21 +18,13 @@ namespace fused_recoder {
 // The error signal of one row of logits. `u = d(delta)/d(logits)` is always `scale * direction`:
 // the scalar is applied after the GEMM with the decoder, because for the gold signals the
 // direction alone is also the cross-entropy gradient of training.
-// A mixture is the mean of K predictions (MC Dropout, ensembles, variational RNNs); its signal is
-// the entropy of that mean.
+// Asked for by switches without a default, so that a kind that is forgotten fails to compile.
 enum class SignalKind : int32_t {
-  kNone = 0,
-  kSurprisal = 1,
-  kNll = 2,
-  kEntropy = 3,
-  kMixture = 4,
-  kClassifier = 5,
-  kSoftmax = 6  // inside kernels: direction o, delta = log-sum-exp; the target is not known yet
+  kSurprisal,
+  kNll,
+  kEntropy,
+  kSoftmax  // no signal yet, the target is not known: direction o, delta = log-sum-exp
 };
-
-FR_HOST_DEVICE bool reads_target(SignalKind kind) {
-  return kind == SignalKind::kSurprisal || kind == SignalKind::kNll;
-}
 
 // Everything a gold signal derives from log p of its target: delta, `scale` (kappa: u = kappa *
 // (o - onehot)) and d(kappa)/d(log p) for second derivatives. Finite for all log p in (-inf, 0].
@@ -42,9 +36,11 @@ struct GoldSignal {
   double scale_slope;
 };
 
-FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
-  if (kind == SignalKind::kNll) return GoldSignal{-log_p, 1, 0};
-  // surprisal: delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
+// delta = -log p
+FR_HOST_DEVICE GoldSignal nll_signal(double log_p) { return GoldSignal{-log_p, 1, 0}; }
+
+// delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
+FR_HOST_DEVICE GoldSignal surprisal_signal(double log_p) {
   const double p = exp(log_p);
   // p * log p would be 0 * -inf for impossible targets; the limits are 0. (NaN is not 0.)
   if (p == 0) return GoldSignal{0, 0, 0};
@@ -52,6 +48,19 @@ FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
   const double power = exp(one_minus_p * log_p);
   return GoldSignal{expm1(-p * log_p), power * (log_p + 1),
                     power * ((one_minus_p - p * log_p) * (log_p + 1) + 1)};
+}
+
+FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
+  switch (kind) {
+    case SignalKind::kNll:
+      return nll_signal(log_p);
+    case SignalKind::kSurprisal:
+      return surprisal_signal(log_p);
+    case SignalKind::kEntropy:
+    case SignalKind::kSoftmax:
+      break;  // of no token
+  }
+  return GoldSignal{NAN, NAN, NAN};
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -80,7 +89,7 @@ FR_HOST_DEVICE Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2
 }
 
 // One dropout mask of a sequence: which stream of the seed it is and how often it drops.
-// Streams never overlap: the counter is (unit / 4, row, stream << 20 | sample, time).
+// Streams never overlap: the counter is (unit / 4, row, stream << kSampleBits | sample, time).
 struct Dropout {
   const int64_t* seed;  // [1], null: no dropout
   uint32_t stream;
@@ -97,6 +106,7 @@ enum DropoutStream : uint32_t {
   kRecurrentStream = 3072,  // + layer
   kWeightStream = 3584      // + layer: DropConnect, drawn by the caller
 };
+static_assert(kRecurrentStream < kDropoutStreams);
 
 FR_HOST_DEVICE Dropout make_dropout(const int64_t* seed, uint32_t stream, double p) {
   return Dropout{p > 0 ? seed : nullptr, stream, static_cast<uint32_t>(p * 4294967296.0),
@@ -108,7 +118,7 @@ template <typename A>
 FR_HOST_DEVICE void dropout_quad(const Dropout& d, uint32_t time, uint32_t sample, uint32_t row,
                                  uint32_t quad, A* factor) {
   const Philox bits =
-      philox(static_cast<uint64_t>(*d.seed), quad, row, d.stream << 20 | sample, time);
+      philox(static_cast<uint64_t>(*d.seed), quad, row, d.stream << kSampleBits | sample, time);
   for (int i = 0; i < 4; ++i) factor[i] = bits.word[i] < d.threshold ? A(0) : A(d.scale);
 }
 

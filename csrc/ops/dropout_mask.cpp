@@ -13,8 +13,8 @@ at::Tensor dropout_mask(const at::Tensor& seed, int64_t stream, int64_t sample, 
   TORCH_CHECK_VALUE(seed.numel() == 1 && seed.scalar_type() == at::kLong,
                     "seed must be one int64, got ", seed.sizes(), " of ", seed.scalar_type());
   TORCH_CHECK_VALUE(p >= 0 && p < 1, "p must be in [0, 1), got ", p);
-  TORCH_CHECK_VALUE(stream >= 0 && stream < 4096 && sample >= 0 && sample < (1 << 20) &&
-                        time >= 0 && T > 0 && B > 0 && units > 0,
+  TORCH_CHECK_VALUE(stream >= 0 && stream < kDropoutStreams && sample >= 0 &&
+                        sample <= kMaxSamples && time >= 0 && T > 0 && B > 0 && units > 0,
                     "stream, sample, time and sizes must not be negative or empty");
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble,
                    "dtype must be float32 or float64, got ", dtype);

@@ -21,9 +21,9 @@ Checked check(const at::Tensor& hidden, const at::Tensor& weight, const Optional
               const OptionalTensor& targets, const Spec& spec) {
   Checked a;
   const SignalFacts& signal = signal_family(spec.signal).facts;
-  a.kind = signal.row_kind;
-  TORCH_CHECK_VALUE(a.kind != SignalKind::kNone && !signal.needs_members,
+  TORCH_CHECK_VALUE(signal.row_kind.has_value() && !signal.needs_members,
                     "signal must be one of a single prediction, got '", spec.signal, "'");
+  a.kind = *signal.row_kind;
   TORCH_CHECK_VALUE(hidden.dim() == 2, "hidden must have shape [N, H], got ", hidden.sizes());
   TORCH_CHECK_VALUE(hidden.numel() > 0, "hidden must not be empty, got shape ", hidden.sizes());
   a.io_type = hidden.scalar_type();

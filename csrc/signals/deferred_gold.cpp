@@ -5,8 +5,6 @@
 namespace fused_recoder {
 namespace {
 
-// Up to this many rows W is streamed once for prediction and gradient together.
-constexpr int64_t kStreamRows = 2;
 // Words that weights are packed for: many.
 constexpr int64_t kWords = 1 << 20;
 
@@ -90,7 +88,7 @@ typename DeferredGold<S>::TopGradient DeferredGold<S>::top_gradient(int64_t, con
   k.rows = p.B;
   k.hidden = p.H;
   k.vocab = p.V;
-  k.kind = p.signal.row_kind;
+  k.kind = *p.signal.row_kind;
   k.logits = logits();
   k.log_sum = log_sum();
   k.expected = expected();
@@ -106,7 +104,7 @@ typename DeferredGold<S>::TopGradient DeferredGold<S>::top_gradient(int64_t, con
 template <typename S>
 void DeferredGold<S>::value(int64_t, const S* top, A* delta) {
   decode.multiply(p.B, top, trial_logits(), this->bias_of(decoder()));
-  SoftmaxSignal<S> k = softmax(p.signal.row_kind, trial_logits(), delta);
+  SoftmaxSignal<S> k = softmax(*p.signal.row_kind, trial_logits(), delta);
   k.targets = gold();
   kernels.softmax_signal(launch, k);
 }

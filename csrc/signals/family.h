@@ -5,6 +5,7 @@
 #include <c10/util/string_view.h>
 
 #include <memory>
+#include <optional>
 
 #include "../kernels/kernels.h"
 
@@ -24,8 +25,8 @@ struct SignalFacts {
   bool own_states = false;
   // Its masks act on the undropped top state; other signals see what is predicted from.
   bool masks_top_state = false;
-  // The value and direction that the kernels compute, for signals of one prediction.
-  SignalKind row_kind = SignalKind::kNone;
+  // What the kernels compute of a row of logits, for signals of one prediction.
+  std::optional<SignalKind> row_kind;
 
   bool decodes() const { return exists && !reads_labels; }
   // Signals that see labels predict from the unrecoded state: none may leak.

@@ -9,10 +9,10 @@
 namespace fused_recoder {
 namespace {
 
-// W is read in one pass for up to this many rows, of gold signals as long as their gradients [B,H]
-// stay in the core's cache; beyond, two GEMMs at full speed are faster. (Of the entropy one pass is
-// three products.)
-constexpr int64_t kStreamRows = 2, kStreamGoldRows = 64, kStreamGoldElements = 14 << 10;
+// W is read in one pass for few rows (kernels/limits.h), of gold signals as long as their gradients
+// [B,H] stay in the core's cache; beyond, two GEMMs at full speed are faster. (Of the entropy one
+// pass is three products.)
+constexpr int64_t kStreamGoldElements = 14 << 10;
 
 template <typename S>
 class OnePrediction final : public DecodedSignal<S> {
@@ -28,7 +28,7 @@ class OnePrediction final : public DecodedSignal<S> {
   explicit OnePrediction(const Problem& problem)
       : DecodedSignal<S>(problem),
         decoder(p.ensemble ? p.mean_decoder() : p.decoders[0]),
-        kind(p.signal.row_kind) {}
+        kind(*p.signal.row_kind) {}
 
   void begin_forward(const Forward& pass) override;
   void begin_backward(const Backward& pass) override;

@@ -24,9 +24,7 @@ class WeightMasks final : public Mixture<S> {
 
  private:
   void prepare_forward() override {
-    // Where kernels are launched one by one, all samples are masked in one launch.
-    held =
-        this->kernels.gemm != nullptr ? 1 : std::clamp<int64_t>(kMaskedWeights / (p.V * p.H), 1, K);
+    held = launches_cost(p.device()) ? std::clamp<int64_t>(kMaskedWeights / (p.V * p.H), 1, K) : 1;
     masked = Buffer<S>({held, p.V, p.H}, p.storage());
   }
 

@@ -18,7 +18,10 @@ const Backend& cpu() {
 // `host_reads`: whether the engine may look at values, which it may not on a GPU.
 extern "C" void emu_install(bool host_reads) {
   cpu();
-  set_backend(c10::kCPU, {cuda_kernels.f32, cuda_kernels.f64, host_reads, nullptr, nullptr});
+  set_backend(c10::kCPU, {.f32 = cuda_kernels.f32,
+                          .f64 = cuda_kernels.f64,
+                          .host_reads = host_reads,
+                          .launches_cost = true});
 }
 
 extern "C" void emu_uninstall() { set_backend(c10::kCPU, cpu()); }

@@ -31,7 +31,7 @@ VARIANTS = {
 }
 SHIM_FLAGS = {"thread": ["-O2", "-g", "-DEMU_TSAN=1"], "coverage": ["-O2"]}
 LINK_FLAGS = {"thread": ["-fsanitize=thread"], "module": ["-shared"]}
-COMMON = ["-std=c++20", "-Wall", "-Wextra", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
+COMMON = ["-std=c++20", "-Wall", "-Wextra", "-Werror=switch", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
           "-Wno-psabi"]  # fmt: skip
 SHIM = ["scheduler.cpp", "fiber.cpp"]
 KERNELS = "csrc/kernels/cuda/kernels.cu"

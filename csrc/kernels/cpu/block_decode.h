@@ -9,7 +9,6 @@
 namespace fused_recoder {
 namespace FR_ISA {
 
-constexpr int64_t kBlockRows = 64;          // at most
 constexpr int64_t kBlockWords = 64;         // at most
 constexpr int64_t kBlockBytes = 128 << 10;  // of W: a part of L2
 constexpr int64_t kBlockChunks = 16;  // pieces of the vocabulary, whatever the number of threads
@@ -279,7 +278,9 @@ void block_chunks(const Launch& launch, const StreamDecode<T>& p) {
   const int64_t row_tiles = (B + kTileRows - 1) / kTileRows;
   const int64_t tile_rows = (B + row_tiles - 1) / row_tiles;
   parallel(launch, kBlockChunks, grain_of(chunk_words(p) * H), [&](int64_t begin, int64_t end) {
-    alignas(64) T e[kBlockRows * kBlockWords];  // [rows, kBlockWords] logits, then exponentials
+    // [rows, kBlockWords] logits, then exponentials; on the stack of every thread
+    alignas(64) T e[kStreamGoldRows * kBlockWords];
+    static_assert(sizeof e <= 64 << 10);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       const BlockChunk<T> c = block_chunk(p, chunk);
       for (int64_t b = 0; b < B; ++b) c.maxima[b] = -INFINITY;

@@ -10,7 +10,6 @@ namespace FR_ISA {
 
 // Vocabulary rows at a time; the vocabulary is cut into kStreamChunks pieces, whatever the number
 // of threads, so that sums are always taken in the same order.
-constexpr int64_t kStreamRows = 2;  // at most; block_decode.h takes more
 constexpr int kStreamTile = 8;
 constexpr int64_t kStreamChunks = 64;
 
@@ -24,6 +23,8 @@ struct StreamState {
   T best_index;    // of the maximum, as a number: exact up to 2^24 tokens in float
 };
 constexpr int64_t kStreamHeader = 8;  // elements kept for StreamState before the sums over rows
+static_assert(sizeof(StreamState<float>) <= kStreamHeader * sizeof(float) &&
+              sizeof(StreamState<double>) <= kStreamHeader * sizeof(double));
 
 // Per (chunk, row): the header, sum of e * W [H] and sum of e * (l - maximum) * W [H].
 template <typename T>

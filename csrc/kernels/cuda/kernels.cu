@@ -17,34 +17,30 @@
 namespace fused_recoder {
 namespace {
 
-template <typename S>
-constexpr Kernels<S> table() {
-  using A = typename AccumulateIn<S>::type;
-  Kernels<S> kernels{};
-  kernels.cell_forward = cuda::cell_forward<S>;
-  kernels.softmax_signal = cuda::softmax_signal<S>;
-  kernels.softmax_signal_backward = cuda::softmax_signal_backward<S>;
-  kernels.gold_arrives = cuda::gold_arrives<S>;
-  kernels.mixture_signal = cuda::mixture_signal<S>;
-  kernels.mixture_signal_backward = cuda::mixture_signal_backward<S>;
-  kernels.recode = cuda::recode<S>;
-  kernels.recode_backward = cuda::recode_backward<S>;
-  kernels.cell_backward = cuda::cell_backward<S>;
-  kernels.dropout_mask = cuda::dropout_mask<A>;
-  kernels.mask_rows = cuda::mask_rows<S>;
-  kernels.mask_sum = cuda::mask_sum<S>;
-  kernels.gate = cuda::gate<A>;
-  kernels.trial_step = cuda::trial_step<S>;
-  kernels.trial_verdict = cuda::trial_verdict<A>;
-  kernels.list_units = cuda::list_units;
-  kernels.gather_units = cuda::gather_units<S>;
-  kernels.scatter_units = cuda::scatter_units<S>;
-  kernels.softmax_scratch = cuda::softmax_scratch<A>;
-  return kernels;
-}
+#pragma GCC diagnostic error "-Wmissing-field-initializers"  // an entry that was forgotten
 
-template <typename S>
-constexpr Kernels<S> kTable = table<S>();
+template <typename S, typename A = typename AccumulateIn<S>::type>
+constexpr Kernels<S> kTable = {
+    .cell_forward = cuda::cell_forward<S>,
+    .softmax_signal = cuda::softmax_signal<S>,
+    .softmax_signal_backward = cuda::softmax_signal_backward<S>,
+    .gold_arrives = cuda::gold_arrives<S>,
+    .mixture_signal = cuda::mixture_signal<S>,
+    .mixture_signal_backward = cuda::mixture_signal_backward<S>,
+    .recode = cuda::recode<S>,
+    .recode_backward = cuda::recode_backward<S>,
+    .cell_backward = cuda::cell_backward<S>,
+    .dropout_mask = cuda::dropout_mask<A>,
+    .mask_rows = cuda::mask_rows<S>,
+    .mask_sum = cuda::mask_sum<S>,
+    .gate = cuda::gate<A>,
+    .trial_step = cuda::trial_step<S>,
+    .trial_verdict = cuda::trial_verdict<A>,
+    .softmax_scratch = cuda::softmax_scratch<A>,
+    .list_units = cuda::list_units,
+    .gather_units = cuda::gather_units<S>,
+    .scatter_units = cuda::scatter_units<S>,
+};
 
 }  // namespace
 
