@@ -35,10 +35,9 @@ HOST_SOURCES = [
 INSTRUCTION_SETS = {"baseline": (16, [])}
 if X86:
     INSTRUCTION_SETS["avx2"] = (32, ["-mavx2", "-mfma"])
-    INSTRUCTION_SETS["avx512"] = (
-        64,
-        ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"],
-    )
+    avx512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
+    INSTRUCTION_SETS["avx512"] = (64, avx512)
+    INSTRUCTION_SETS["avx512bf16"] = (64, [*avx512, "-mavx512bf16", "-DFR_HAS_BFLOAT16"])
 
 # A switch over kinds has no default: one that is forgotten must not compile.
 COMMON_FLAGS = ["-std=c++20", "-Wall", "-Werror=switch", "-Wno-unknown-pragmas", "-Wno-psabi"]

@@ -15,27 +15,30 @@ if TYPE_CHECKING:
     from ._language_model import LanguageModelBase
 
 
-def recode_forward(rnn: RecodingLSTMBase, call: Call) -> ForwardResult:
-    """The call of the op."""
+def recode_forward(
+    rnn: RecodingLSTMBase, call: Call, precision: torch.dtype | None = None
+) -> ForwardResult:
+    """The call of the op; products round their operands to `precision`."""
     signal, spec = rnn.signal, rnn.spec
     weights = [weight for layer in rnn.weights_of(call) for weight in layer]
     decodes = call.loss or (signal is not None and signal.needs_decoder)
     decoder = rnn.decoder_parameters() if decodes else (None, None)
     step = step_tensors(rnn)
-    x, weights, decoder = autocast(call.input, weights, decoder)
     saves = what_to_save(
-        [x, call.h0, call.c0, *weights], step, decoder if call.loss or spec.exact else ()
+        [call.input, call.h0, call.c0, *weights], step, decoder if call.loss or spec.exact else ()
     )
     dropout, output_dropout = rnn.active_dropout
     arguments = ForwardArguments(
-        input=x, h0=call.h0, c0=call.c0, weights=weights,
+        input=call.input, h0=call.h0, c0=call.c0, weights=weights,
         decoder_weight=decoder[0], decoder_bias=decoder[1],
         signal=signal_tensors(rnn), step=step, gate=gate_threshold(rnn),
         targets=call.targets, labels=call.labels, mask=call.mask, lengths=call.lengths,
         seed=call.seed,
         spec=spec.replace(
             time=call.time, dropout=dropout, output_dropout=output_dropout,
-            held_dropout=rnn.dropout_kind == "sequence", loss=call.loss, trace=call.trace, **saves,
+            held_dropout=rnn.dropout_kind == "sequence",
+            precision=_named(precision),
+            loss=call.loss, trace=call.trace, **saves,
         ).encode(),
     )  # fmt: skip
     return ForwardResult(*torch.ops.fused_recoder.recode_forward(*arguments))
@@ -67,7 +70,10 @@ def make_reader(
         own(decoder_weight), maybe_own(decoder_bias),
         signal_tensors(rnn), [own(t) for t in step_tensors(rnn)],
         maybe_own(gate_threshold(rnn)), seed,
-        rnn.spec.replace(time=time, probability=probability).encode(),
+        rnn.spec.replace(
+            time=time, probability=probability,
+            precision=_named(autocast_dtype(lm.encoder.weight)),
+        ).encode(),
     )  # fmt: skip
 
 
@@ -86,13 +92,17 @@ def gate_threshold(rnn: RecodingLSTMBase) -> Tensor | None:
     return None if rnn.gate is None else rnn.gate.threshold
 
 
-def autocast(x: Tensor, weights: list[Tensor], decoder: tuple) -> tuple[Tensor, list, tuple]:
-    """Operands of products in the precision of autocast, where that is on."""
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
-        return x, weights, decoder
-    dtype = torch.get_autocast_dtype(x.device.type)
-    decoder = tuple(None if t is None else t.to(dtype) for t in decoder)
-    return x.to(dtype), [w.to(dtype) for w in weights], decoder
+def _named(precision: torch.dtype | None) -> str:
+    return "same" if precision is None else str(precision).removeprefix("torch.")
+
+
+def autocast_dtype(weight: Tensor) -> torch.dtype | None:
+    """What autocast rounds the operands of products to; None where it is off, or not for this."""
+    device = weight.device.type
+    if weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return None
+    dtype = torch.get_autocast_dtype(device)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 def what_to_save(tracked: list[Tensor], step: list[Tensor], decoder: tuple) -> dict[str, bool]:

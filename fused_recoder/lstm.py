@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._call import Call, RecodingTrace, Result, empty_trace, skipped_positions
-from ._engine import recode_forward
+from ._engine import autocast_dtype, recode_forward
 from ._module import RecodingLSTMBase
 from ._transforms import refuse_function_transforms
 from .reference import run
@@ -36,8 +36,8 @@ class FusedRecodingLSTM(RecodingLSTMBase):
     Gold signals (`nll`, `surprisal`) leak labels outside language modelling: they are legitimate
     only where the gold token of time step t is the input of time step t+1.
 
-    Under autocast GEMM operands are rounded to the autocast dtype; states, softmax and
-    accumulation stay float32. Half-precision modules are computed in float32 on the CPU.
+    Under autocast, and in half-precision modules, the operands of products are rounded to half;
+    states, sums, softmax and losses are float32.
     """
 
     def _run(self, call: Call) -> Result:
@@ -45,8 +45,11 @@ class FusedRecodingLSTM(RecodingLSTMBase):
         if signal is not None and not signal.fused:
             return run(self, call)
         refuse_function_transforms(self.differentiable(call))
-        out = recode_forward(self, call)
-        output = out.output
+        precision = autocast_dtype(self.weight_hh_l0)
+        if precision is not None:  # what came here may be half, what is computed with is not
+            call = call._replace(input=call.input.to(self.weight_hh_l0.dtype))
+        out = recode_forward(self, call, precision)
+        output = out.output if precision is None else out.output.to(precision)
         if signal is not None and signal.separate_states:
             output = output.unflatten(1, (signal.samples, -1)).transpose(0, 1)  # [K, T, B, H]
         trace = None

@@ -31,10 +31,12 @@ from . import run_case
 from .digest_cases import ERRORS, cpu_cases, emulator_cases
 
 ROOT = Path(__file__).resolve().parent.parent
+AVX512 = {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
 INSTRUCTION_SETS = {  # and what they need of a CPU
     "baseline": set(),
     "avx2": {"avx2", "fma"},
-    "avx512": {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx512": AVX512,
+    "avx512bf16": AVX512 | {"avx512_bf16"},
 }
 THREADS = (1, 2)
 EMULATOR = "emulator"

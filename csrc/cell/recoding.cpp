@@ -23,7 +23,7 @@ Recoding<S>::Recoding(const CellStates<S>& states, Signal<S>& signal, StepPolicy
   const int64_t T = p.T, R = p.R, H = p.H, L = p.L, states_recoded = p.spec.states();
   for (int64_t l = 0; l < L; ++l)
     to_below.push_back(l > 0 && signal.descends()
-                           ? ConstantMatrix<S>(p.layers[l].w_ih, false, calls, R)
+                           ? ConstantMatrix<S>(p.precision, p.layers[l].w_ih, false, calls, R)
                            : ConstantMatrix<S>());
   dh = Buffer<A>({R, H}, p.accum());
   if (L > 1) dgates = Buffer<S>({R, kGates * H}, p.storage());

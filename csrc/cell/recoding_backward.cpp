@@ -20,7 +20,7 @@ RecodingBackward<S>::RecodingBackward(const Problem& problem,
   signal->begin_backward(pass);
   if (!signal->descends()) return;
   const int64_t T = p.T, R = p.R, H = p.H, L = p.L, G = kGates * H;
-  for (int64_t l = 1; l < L; ++l) to_gates.emplace_back(p.layers[l].w_ih, true, T, R);
+  for (int64_t l = 1; l < L; ++l) to_gates.emplace_back(p.precision, p.layers[l].w_ih, true, T, R);
   if (L > 1) {
     dgates_bar = Buffer<A>({R, G}, p.accum());
     below_bar = Buffer<S>({L - 1, T, R, H}, p.storage());
@@ -94,7 +94,7 @@ void RecodingBackward<S>::contribute(int64_t l, CellBackward<S>& cell) const {
 template <typename S>
 void RecodingBackward<S>::add_to_input_weight(int64_t l, const at::Tensor& grad_w_ih) const {
   if (l == 0 || !signal->descends()) return;
-  add_outer<S>(grad_w_ih, dgates.tensor()[l - 1].view({p.T * p.R, kGates * p.H}),
+  add_outer<S>(p.precision, grad_w_ih, dgates.tensor()[l - 1].view({p.T * p.R, kGates * p.H}),
                below_bar.tensor()[l - 1].view({p.T * p.R, p.H}));
 }
 

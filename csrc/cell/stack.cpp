@@ -11,9 +11,10 @@ CellStack<S>::CellStack(const CellStates<S>& states, int64_t calls)
       live(p.live) {
   for (int64_t l = 0; l < p.L; ++l) {
     const Layer& layer = p.layers[l];
-    from_hidden.emplace_back(layer.w_hh, true, calls, p.R);
-    from_below.push_back(l > 0 ? ConstantMatrix<S>(layer.w_ih, true, calls, p.R)
-                               : ConstantMatrix<S>(layer.w_ih, true, calls / p.T, p.T * p.R));
+    from_hidden.emplace_back(p.precision, layer.w_hh, true, calls, p.R);
+    from_below.push_back(
+        l > 0 ? ConstantMatrix<S>(p.precision, layer.w_ih, true, calls, p.R)
+              : ConstantMatrix<S>(p.precision, layer.w_ih, true, calls / p.T, p.T * p.R));
   }
   if (p.signal.own_states && p.spec.sample_p > 0) h_masked = Buffer<S>({p.R, p.H}, p.storage());
 }

@@ -194,7 +194,8 @@ void Backward<S>::detached() {
 template <typename S>
 void Backward<S>::exact() {
   std::vector<ConstantMatrix<S>> to_below(1);  // of layers above the bottom, [4H -> H]
-  for (int64_t l = 1; l < p.L; ++l) to_below.emplace_back(p.layers[l].w_ih, false, p.T, p.R);
+  for (int64_t l = 1; l < p.L; ++l)
+    to_below.emplace_back(p.precision, p.layers[l].w_ih, false, p.T, p.R);
   for (int64_t l = 0; l < p.L; ++l) to_hidden[l] = hidden_matrix(l);
   const Buffer<A> up(output_bar), handed_up({p.R, p.H}, p.accum());
   for (int64_t t = p.T - 1; t >= 0; --t) {
@@ -212,7 +213,7 @@ template <typename S>
 at::Tensor Backward<S>::below(int64_t l) const {
   const at::Tensor& w_ih = p.layers[l].w_ih;
   const at::Tensor down = at::empty({p.T, p.R, w_ih.size(1)}, p.accum());
-  ConstantMatrix<S>(w_ih, false, 1, p.T * p.R)
+  ConstantMatrix<S>(p.precision, w_ih, false, 1, p.T * p.R)
       .multiply(p.T * p.R, dgates(by_layer(l)), down.mutable_data_ptr<A>());
   return down;
 }
@@ -223,14 +224,14 @@ void Backward<S>::weight_gradients(int64_t l) {
   const Layer& layer = p.layers[l];
   const at::Tensor d = dgates_of(l);
   const at::Tensor grad_w_ih = at::zeros_like(layer.w_ih), grad_w_hh = at::zeros_like(layer.w_hh);
-  add_outer<S>(grad_w_ih, d, layer_input(p, saved, l));
+  add_outer<S>(p.precision, grad_w_ih, d, layer_input(p, saved, l));
   if (through_gradient) through_gradient->add_to_input_weight(l, grad_w_ih);
   const auto recurrent = [&](const at::Tensor& h) {  // [..,R,H], as W_hh saw it
     return recurrent_masks[l].defined() ? h * recurrent_masks[l] : h;
   };
-  add_outer<S>(grad_w_hh, d.narrow(0, 0, R), recurrent(p.h0[l]));
+  add_outer<S>(p.precision, grad_w_hh, d.narrow(0, 0, R), recurrent(p.h0[l]));
   if (T > 1)
-    add_outer<S>(grad_w_hh, d.narrow(0, R, (T - 1) * R),
+    add_outer<S>(p.precision, grad_w_hh, d.narrow(0, R, (T - 1) * R),
                  recurrent(saved.h[l].narrow(0, 0, T - 1)).view({(T - 1) * R, H}));
   grad_weights[l] = {grad_w_ih, grad_w_hh};
   if (layer.bias.defined()) {

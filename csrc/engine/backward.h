@@ -53,7 +53,7 @@ class Backward {
     return dgates.tensor()[by_layer(l)].view({p.T * p.R, kGates * p.H});
   }
   ConstantMatrix<S> hidden_matrix(int64_t l) const {
-    return ConstantMatrix<S>(p.layers[l].w_hh, false, p.T, p.R);
+    return ConstantMatrix<S>(p.precision, p.layers[l].w_hh, false, p.T, p.R);
   }
   // With detached gradients one layer is finished before the next is begun.
   int64_t by_layer(int64_t l) const { return through_gradient.has_value() ? l : 0; }

@@ -65,30 +65,33 @@ Buffer<uint8_t> softmax_scratch(const Kernels<S>& kernels, int64_t rows, int64_t
 
 // x -> x * matrix (+ bias), the matrix being `weight` [cols, inner] transposed (a Linear layer) or
 // as it is [inner, cols]. Packed at construction where the device has a kernel for it and what is
-// going to be multiplied (`calls` times `rows`) pays for the packing.
+// going to be multiplied (`calls` times `rows`) pays for the packing. Both operands are rounded to
+// the precision, the matrix once.
 template <typename S>
 class ConstantMatrix {
  public:
   using A = typename AccumulateIn<S>::type;
   ConstantMatrix() = default;
-  ConstantMatrix(const at::Tensor& weight, bool transposed, int64_t calls, int64_t rows);
+  ConstantMatrix(Precision precision, const at::Tensor& weight, bool transposed, int64_t calls,
+                 int64_t rows);
 
   // out [rows, cols] (+)= x [rows, inner] * matrix (+ bias [cols] or null), all dense. With `relu`
   // (and a bias) the positive part of it.
   void multiply(int64_t rows, const S* x, A* out, const A* bias = nullptr, bool accumulate = false,
                 bool relu = false) const;
   // What pack() made of it; null if it is multiplied through ATen.
-  const S* packed() const { return packed_.defined() ? packed_.const_data_ptr<S>() : nullptr; }
+  const void* packed() const { return packed_.defined() ? packed_.const_data_ptr() : nullptr; }
 
  private:
-  at::Tensor matrix_;  // [inner, cols], any strides
-  at::Tensor packed_;  // undefined: multiply through ATen
+  Precision precision_ = Precision::kSame;
+  at::Tensor matrix_;  // [inner, cols], any strides; rounded, if it is not packed
+  at::Tensor packed_;  // bytes; undefined: multiply through ATen
   const Kernels<S>* kernels_ = nullptr;
   Launch launch_{};
 };
 
 // c [M,N] += a^T * b, with a [K,M] and b [K,N]: the gradient of a weight. All dense.
 template <typename S>
-void add_outer(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b);
+void add_outer(Precision precision, const at::Tensor& c, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fused_recoder

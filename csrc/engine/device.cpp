@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace fused_recoder {
 
@@ -18,30 +19,48 @@ extern const CpuKernels cpu_kernels;
 namespace avx512 {
 extern const CpuKernels cpu_kernels;
 }
+namespace avx512bf16 {
+extern const CpuKernels cpu_kernels;
+}
 #endif
 
 namespace {
 
-// The best instruction set of this machine; FUSED_RECODER_ISA asks for a lesser one.
-const CpuKernels& pick_cpu_kernels() {
-  const char* variable = std::getenv("FUSED_RECODER_ISA");
-  const std::string wanted = variable != nullptr ? variable : "";
-  TORCH_CHECK_VALUE(
-      wanted.empty() || wanted == "baseline" || wanted == "avx2" || wanted == "avx512",
-      "FUSED_RECODER_ISA must be baseline, avx2 or avx512, got '", wanted, "'");
+struct InstructionSet {
+  const CpuKernels& kernels;
+  bool usable;  // on this machine
+};
+
+// From the best on.
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> sets;
 #ifdef FR_X86
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512dq") &&
                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  TORCH_CHECK_VALUE(wanted != "avx512" || has_avx512,
-                    "FUSED_RECODER_ISA=avx512, but this CPU has no AVX-512");
-  TORCH_CHECK_VALUE(wanted != "avx2" || has_avx2,
-                    "FUSED_RECODER_ISA=avx2, but this CPU has no AVX2");
-  if (has_avx512 && (wanted.empty() || wanted == "avx512")) return avx512::cpu_kernels;
-  if (has_avx2 && wanted != "baseline") return avx2::cpu_kernels;
+  const bool has_bfloat16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  sets.push_back({avx512bf16::cpu_kernels, has_bfloat16});
+  sets.push_back({avx512::cpu_kernels, has_avx512});
+  sets.push_back({avx2::cpu_kernels, has_avx2});
 #endif
-  return baseline::cpu_kernels;
+  sets.push_back({baseline::cpu_kernels, true});
+  return sets;
+}
+
+// The best instruction set of this machine; FUSED_RECODER_ISA asks for a lesser one.
+const CpuKernels& pick_cpu_kernels() {
+  const char* variable = std::getenv("FUSED_RECODER_ISA");
+  const std::string wanted = variable != nullptr ? variable : "";
+  std::string names;
+  for (const InstructionSet& set : instruction_sets()) {
+    const std::string name = set.kernels.name;
+    TORCH_CHECK_VALUE(wanted != name || set.usable, "FUSED_RECODER_ISA=", name,
+                      ", but this CPU does not have it");
+    if (set.usable && (wanted.empty() || wanted == name)) return set.kernels;
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  TORCH_CHECK_VALUE(false, "FUSED_RECODER_ISA must be one of ", names, "; got '", wanted, "'");
 }
 
 const CpuKernels& cpu_kernels() {

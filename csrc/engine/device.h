@@ -28,7 +28,7 @@ __attribute__((visibility("default"))) void set_backend(c10::DeviceType type,
                                                         const Backend& backend);
 __attribute__((visibility("default"))) const Backend& backend_of(c10::DeviceType type);
 
-// The name of the CPU instruction set in use ("baseline", "avx2", "avx512").
+// The name of the CPU instruction set in use ("baseline", "avx2", "avx512", "avx512bf16").
 const char* cpu_instruction_set();
 
 template <typename S>

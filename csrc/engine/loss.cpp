@@ -29,9 +29,9 @@ LossGradients zero_decoder_gradients(const Problem& p) {
 }
 
 template <typename S>
-void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
-                           const at::Tensor& states) {
-  if (gradients.weight.defined()) add_outer<S>(gradients.weight, directions, states);
+void add_decoder_gradients(Precision precision, const LossGradients& gradients,
+                           const at::Tensor& directions, const at::Tensor& states) {
+  if (gradients.weight.defined()) add_outer<S>(precision, gradients.weight, directions, states);
   if (!gradients.bias.defined()) return;
   at::Tensor sum =
       gradients.bias_sum.defined() ? gradients.bias_sum : gradients.bias.new_empty({0});
@@ -56,10 +56,10 @@ void decode_rows(const Problem& s, const LinearMap& decoder, const at::Tensor& s
   const int64_t chunks = (N + chunk - 1) / chunk;
   const Buffer<A> buffer({chunk, s.V}, log_p.options()), delta({chunk}, log_p.options());
   const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, s.V, states.device());
-  const ConstantMatrix<S> decode(decoder.weight, true, chunks, chunk);
+  const ConstantMatrix<S> decode(s.precision, decoder.weight, true, chunks, chunk);
   ConstantMatrix<S> decode_back;
   if (gradients.states.defined())
-    decode_back = ConstantMatrix<S>(decoder.weight, false, chunks, chunk);
+    decode_back = ConstantMatrix<S>(s.precision, decoder.weight, false, chunks, chunk);
   const A* bias = decoder.bias.defined() ? decoder.bias.const_data_ptr<A>() : nullptr;
   for (int64_t start = 0; start < N; start += chunk) {
     const int64_t rows = std::min(chunk, N - start);
@@ -85,7 +85,7 @@ void decode_rows(const Problem& s, const LinearMap& decoder, const at::Tensor& s
       decode_back.multiply(rows, part.const_data_ptr<S>(),
                            gradients.states.mutable_data_ptr<A>() + start * s.H, nullptr,
                            add_states);
-    add_decoder_gradients<S>(gradients, part, x);
+    add_decoder_gradients<S>(s.precision, gradients, part, x);
   }
 }
 
@@ -211,7 +211,7 @@ void weighted_loss_gradients(const Problem& s, const at::Tensor& states,
 }
 
 #define FR_INSTANTIATE(S)                                                                        \
-  template void add_decoder_gradients<S>(const LossGradients&, const at::Tensor&,                \
+  template void add_decoder_gradients<S>(Precision, const LossGradients&, const at::Tensor&,     \
                                          const at::Tensor&);                                     \
   template Losses sequence_loss<S>(const Problem&, const at::Tensor&, const LossGradients&);     \
   template void weighted_loss_gradients<S>(const Problem&, const at::Tensor&, const at::Tensor&, \

@@ -27,8 +27,8 @@ LossGradients zero_decoder_gradients(const Problem& problem);
 
 // Adds what rows of d(nll)/d(logits) [n,V] and their states [n,H] give to weight and bias.
 template <typename S>
-void add_decoder_gradients(const LossGradients& gradients, const at::Tensor& directions,
-                           const at::Tensor& states);
+void add_decoder_gradients(Precision precision, const LossGradients& gradients,
+                           const at::Tensor& directions, const at::Tensor& states);
 
 // What the model predicts with and what it is trained on differ for an ensemble.
 struct Losses {

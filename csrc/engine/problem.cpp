@@ -285,6 +285,15 @@ void repeat_input(Problem& s) {
 
 }  // namespace
 
+Precision precision_of(const Spec& spec, at::ScalarType io_type) {
+  TORCH_CHECK_VALUE(
+      spec.precision == "same" || spec.precision == "bfloat16" || spec.precision == "float16",
+      "precision must be same, bfloat16 or float16, got '", spec.precision, "'");
+  if (io_type == at::kDouble) return Precision::kSame;
+  if (spec.precision == "bfloat16" || io_type == at::kBFloat16) return Precision::kBFloat16;
+  return spec.precision == "float16" || io_type == at::kHalf ? Precision::kHalf : Precision::kSame;
+}
+
 Problem make_problem(const Arguments& a, const Spec& spec, Role role) {
   Problem s;
   s.spec = spec;
@@ -293,6 +302,7 @@ Problem make_problem(const Arguments& a, const Spec& spec, Role role) {
   const StepFamily& step = step_family(spec.step);
   s.signal = signal.facts;
   check_sizes(a, s);
+  s.precision = precision_of(spec, s.io_type);
   check_randomness(a, s);
   TORCH_CHECK_VALUE(!s.signal.exists || spec.states() > 0, "states must name h, c or both");
   const at::ScalarType compute = accumulate_type(s.io_type);

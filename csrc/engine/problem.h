@@ -55,7 +55,7 @@ enum class Role {
   kReader     // word by word: predictions are wanted, whatever the signal
 };
 
-// Half precision is computed in float: widened here, once per sequence.
+// Half precision is a matter of products: all else is computed in float, widened here.
 at::Tensor widen(const at::Tensor& t);
 
 struct Problem {
@@ -65,6 +65,7 @@ struct Problem {
   int64_t T, B, R, I, H, L, V;
   at::ScalarType io_type;     // of input and output
   at::ScalarType state_type;  // of h_n and c_n
+  Precision precision;        // of products
 
   at::Tensor input;   // [T,R,I] under its mask, where there is one
   at::Tensor h0, c0;  // [L,R,H]
@@ -143,6 +144,9 @@ struct Problem {
   at::Tensor input_mask() const { return held_mask(kInputStream, I); }
   at::Tensor recurrent_mask(int64_t layer) const { return held_mask(kRecurrentStream + layer, H); }
 };
+
+// What products of tensors of this type are rounded to.
+Precision precision_of(const Spec& spec, at::ScalarType io_type);
 
 // Checks everything; raises ValueError or TypeError that name the argument. A backward pass does
 // not look at values again.

@@ -325,11 +325,11 @@ struct SharedDecode {
   using A = typename AccumulateIn<S>::type;
   int64_t samples, rows, hidden, vocab;
   UnitLists lists;
-  const S* h;       // [B,H]
-  const S* packed;  // W^T [H,V] by pack()
-  const A* bias;    // [V] or null
-  S* scratch;       // [K+1,B,H]
-  A* logits;        // [K,B,V] out
+  const S* h;          // [B,H]
+  const void* packed;  // W^T [H,V] by pack() of Precision::kSame
+  const A* bias;       // [V] or null
+  S* scratch;          // [K+1,B,H]
+  A* logits;           // [K,B,V] out
 };
 
 // Its transpose: dh = sum_k mask_k * (u_k W).
@@ -386,37 +386,48 @@ struct Gate {
   uint8_t* open;          // [K,B] out
 };
 
-// c = a * b (+ bias | + c), b prepacked.
-template <typename S>
+// What a product rounds its operands to. Sums are taken in the accumulation type, whatever it is.
+enum class Precision : int32_t { kSame, kBFloat16, kHalf };
+
+// c = a * b (+ bias | + c), b prepacked. Operands are rounded on the way into the product.
+template <typename A>
 struct PackedGemm {
-  using A = typename AccumulateIn<S>::type;
   int64_t rows, inner, cols;
-  const S* a;  // [rows,inner], row stride lda
+  const A* a;  // [rows,inner], row stride lda
   int64_t lda;
-  const S* packed;  // packed_size(inner, cols) elements, by pack()
-  const A* bias;    // [cols] or null
-  bool accumulate;  // add to c
-  A* c;             // [rows,cols], row stride ldc
+  const void* packed;  // packed_size(inner, cols) bytes, by pack()
+  const A* bias;       // [cols] or null
+  bool accumulate;     // add to c
+  A* c;                // [rows,cols], row stride ldc
   int64_t ldc;
 };
 
-template <typename S>
+template <typename A>
 struct PackMatrix {
   int64_t inner, cols;
-  const S* b;  // element (k, n) at b[k * stride_inner + n * stride_cols]
+  const A* b;  // element (k, n) at b[k * stride_inner + n * stride_cols]
   int64_t stride_inner, stride_cols;
-  S* packed;
+  void* packed;
 };
 
 // c += a^T * b: the gradient of a weight, summed over the rows of its cotangents and inputs.
-template <typename S>
+template <typename A>
 struct OuterGemm {
-  using A = typename AccumulateIn<S>::type;
   int64_t inner, rows, cols;
-  const S* a;  // [inner,rows]
-  const S* b;  // [inner,cols]
-  S* scratch;  // outer_scratch(inner, rows, cols) elements
-  A* c;        // [rows,cols]
+  const A* a;     // [inner,rows]
+  const A* b;     // [inner,cols]
+  void* scratch;  // outer_scratch(inner, rows, cols) bytes
+  A* c;           // [rows,cols]
+};
+
+// Products of one precision.
+template <typename A>
+struct Products {
+  int64_t (*packed_size)(int64_t inner, int64_t cols);  // bytes
+  void (*pack)(const Launch&, const PackMatrix<A>&);
+  void (*gemm)(const Launch&, const PackedGemm<A>&);
+  int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols);  // bytes
+  void (*outer_gemm)(const Launch&, const OuterGemm<A>&);
 };
 
 // What a backend fills in, by name: leaving out an entry of the first part fails to compile.
@@ -453,15 +464,11 @@ struct Kernels {
   void (*list_units)(const Launch&, const ListUnits&) = nullptr;
   void (*gather_units)(const Launch&, const GatherUnits<S>&) = nullptr;
   void (*scatter_units)(const Launch&, const ScatterUnits<S>&) = nullptr;
-  // ... the libraries multiply, through ATen, and no matrix is packed: see packs().
-  int64_t (*packed_size)(int64_t inner, int64_t cols) = nullptr;
-  void (*pack)(const Launch&, const PackMatrix<S>&) = nullptr;
-  void (*gemm)(const Launch&, const PackedGemm<S>&) = nullptr;
-  int64_t (*outer_scratch)(int64_t inner, int64_t rows, int64_t cols) = nullptr;
-  void (*outer_gemm)(const Launch&, const OuterGemm<S>&) = nullptr;
+  // ... the libraries multiply, through ATen, and no matrix is packed.
+  const Products<A>& (*products)(Precision) = nullptr;
 
   // Whether the device multiplies with packed matrices by itself.
-  bool packs() const { return pack != nullptr; }
+  bool packs() const { return products != nullptr; }
 };
 
 // CPU tables, compiled once per instruction set from kernels/cpu/kernels.cpp; picked at run time.

@@ -1,5 +1,5 @@
-#include <c10/core/DeviceGuard.h>
 
+#include "guard.h"
 #include "ops.h"
 
 namespace fused_recoder {
@@ -34,7 +34,7 @@ BackwardResult recode_backward(const OptionalTensor& grad_output, const Optional
                                at::TensorList step, const OptionalTensor& targets,
                                const OptionalTensor& labels, const OptionalTensor& lengths,
                                const OptionalTensor& seed, c10::string_view spec) {
-  const c10::DeviceGuard guard(input.device());
+  const OpGuard guard(input);
   const Problem problem = make_problem({input,
                                         h0,
                                         c0,

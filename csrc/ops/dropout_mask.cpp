@@ -1,9 +1,9 @@
 // The masks of the engine's dropout as a tensor: for the reference, which must see the same ones,
 // and for tests of their statistics.
 #include <ATen/ops/ones.h>
-#include <c10/core/DeviceGuard.h>
 
 #include "../engine/context.h"
+#include "guard.h"
 #include "ops.h"
 
 namespace fused_recoder {
@@ -19,7 +19,7 @@ at::Tensor dropout_mask(const at::Tensor& seed, int64_t stream, int64_t sample, 
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble,
                    "dtype must be float32 or float64, got ", dtype);
   if (p == 0) return at::ones({T, B, units}, seed.options().dtype(dtype));
-  const c10::DeviceGuard guard(seed.device());
+  const OpGuard guard(seed);
   const at::Tensor out = at::empty({T, B, units}, seed.options().dtype(dtype));
   const at::Tensor dense_seed = seed.contiguous();
   const Dropout dropout =

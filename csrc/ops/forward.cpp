@@ -1,5 +1,5 @@
-#include <c10/core/DeviceGuard.h>
 
+#include "guard.h"
 #include "ops.h"
 
 namespace fused_recoder {
@@ -11,7 +11,7 @@ ForwardResult recode_forward(const at::Tensor& input, const at::Tensor& h0, cons
                              const OptionalTensor& targets, const OptionalTensor& labels,
                              const OptionalTensor& mask, const OptionalTensor& lengths,
                              const OptionalTensor& seed, c10::string_view spec) {
-  const c10::DeviceGuard guard(input.device());
+  const OpGuard guard(input);
   const Problem problem = make_problem({input, h0, c0, weights, decoder_weight, decoder_bias,
                                         signal, step, gate, targets, labels, mask, lengths, seed},
                                        parse_spec(spec), Role::kForward);

@@ -35,7 +35,7 @@ class TypedReader final : public StepReader {
     predictors =
         p.ensemble && p.spec.mean_logits ? std::vector<LinearMap>{p.mean_decoder()} : p.decoders;
     for (const LinearMap& decoder : predictors)
-      decoders.emplace_back(decoder.weight, true, kSteps, p.R);
+      decoders.emplace_back(p.precision, decoder.weight, true, kSteps, p.R);
   }
 
   at::Tensor feed(const at::Tensor& tokens, const OptionalTensor& labels) override {
@@ -201,7 +201,7 @@ Reader::Reader(const at::Tensor& embedding, const at::Tensor& h0, const at::Tens
                const OptionalTensor& decoder_bias, std::vector<at::Tensor> signal,
                std::vector<at::Tensor> step, const OptionalTensor& gate, const OptionalTensor& seed,
                std::string encoded) {
-  const c10::DeviceGuard guard(embedding.device());
+  const OpGuard guard(embedding);
   const Spec spec = parse_spec(encoded);
   const SignalFacts& facts = signal_family(spec.signal).facts;
   TORCH_CHECK_VALUE(embedding.dim() == 2, "embedding must have shape [V, I], got ",

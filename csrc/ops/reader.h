@@ -3,12 +3,12 @@
 // by fused_recoder/reader.py, which makes a new one when a parameter changes.
 #pragma once
 
-#include <c10/core/DeviceGuard.h>
 #include <torch/custom_class.h>
 
 #include <memory>
 
 #include "../engine/problem.h"
+#include "guard.h"
 
 namespace fused_recoder {
 
@@ -38,12 +38,12 @@ class Reader : public torch::CustomClassHolder {
   // Reads tokens [B] and predicts the next: log probabilities [B,V]. Completes the recoding of the
   // step before, whose gold tokens these are. labels [B]: of classifiers.
   at::Tensor feed(const at::Tensor& tokens, const OptionalTensor& labels) {
-    const c10::DeviceGuard guard(tokens.device());
+    const OpGuard guard(tokens);
     return reader_->feed(tokens, labels);
   }
   // Completes the recoding of the last step without reading on.
   void finish(const at::Tensor& gold) {
-    const c10::DeviceGuard guard(gold.device());
+    const OpGuard guard(gold);
     reader_->finish(gold);
   }
   at::Tensor h() const { return reader_->h(); }  // [L,R,H] as recoded so far

@@ -1,10 +1,10 @@
 // Decoder-level ops for any model: the signal of given hidden states, its gradient in them, and
 // the backward pass of both. Works in chunks of rows: [N,V] is never held.
-#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
 #include "../engine/context.h"
+#include "guard.h"
 #include "ops.h"
 
 namespace fused_recoder {
@@ -14,6 +14,7 @@ struct Checked {
   SignalKind kind;
   int64_t N, H, V;
   at::ScalarType io_type;
+  Precision precision;
   at::Tensor hidden, weight, bias, targets;  // [N,H], [V,H], [V] or undefined, [N] or undefined
 };
 
@@ -30,6 +31,7 @@ Checked check(const at::Tensor& hidden, const at::Tensor& weight, const Optional
   TORCH_CHECK_TYPE(a.io_type == at::kFloat || a.io_type == at::kDouble || a.io_type == at::kHalf ||
                        a.io_type == at::kBFloat16,
                    "hidden must be float32, float64, float16 or bfloat16, got ", a.io_type);
+  a.precision = precision_of(spec, a.io_type);
   a.N = hidden.size(0), a.H = hidden.size(1);
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) == a.H && weight.size(0) > 0,
                     "weight must have shape [V, H] with H = ", a.H, ", got ", weight.sizes());
@@ -75,8 +77,9 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
   const Buffer<A> delta({a.N}, accum), scale({a.N}, accum);
   const at::Tensor grad = at::empty({a.N, a.H}, accum);
   const int64_t chunk = rows_per_chunk(a);
-  const ConstantMatrix<S> decode(a.weight, true, (a.N + chunk - 1) / chunk, chunk);
-  const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode(a.precision, a.weight, true, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode_back(a.precision, a.weight, false, (a.N + chunk - 1) / chunk,
+                                      chunk);
   const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum);
   const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, a.V, accum.device());
@@ -117,8 +120,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
   const at::Tensor weight_bar = at::zeros({a.V, a.H}, accum);
   const at::Tensor bias_bar = at::zeros({a.V}, accum);
   const int64_t chunk = rows_per_chunk(a);
-  const ConstantMatrix<S> decode(a.weight, true, (a.N + chunk - 1) / chunk, chunk);
-  const ConstantMatrix<S> decode_back(a.weight, false, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode(a.precision, a.weight, true, (a.N + chunk - 1) / chunk, chunk);
+  const ConstantMatrix<S> decode_back(a.precision, a.weight, false, (a.N + chunk - 1) / chunk,
+                                      chunk);
   const A* bias = a.bias.defined() ? a.bias.const_data_ptr<A>() : nullptr;
   const at::Tensor logits = at::empty({chunk, a.V}, accum), bars = at::empty({chunk, a.V}, accum);
   const Buffer<uint8_t> scratch = softmax_scratch(kernels, chunk, a.V, accum.device());
@@ -141,8 +145,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
     kernels.softmax_signal_backward(launch, p);
     decode_back.multiply(rows, bar.const_data_ptr<S>(),
                          hidden_bar.mutable_data_ptr<A>() + start * a.H);
-    add_outer<S>(weight_bar, bar, h);
-    add_outer<S>(weight_bar, l, v_rows);  // l holds u
+    add_outer<S>(a.precision, weight_bar, bar, h);
+    add_outer<S>(a.precision, weight_bar, l, v_rows);  // l holds u
     bias_bar.add_(bar.sum(0));
   }
   check_launches(accum.device());
@@ -156,7 +160,7 @@ std::tuple<at::Tensor, at::Tensor> signal_gradient(const at::Tensor& hidden,
                                                    const OptionalTensor& bias,
                                                    const OptionalTensor& targets,
                                                    c10::string_view spec) {
-  const c10::DeviceGuard guard(hidden.device());
+  const OpGuard guard(hidden);
   const Checked a = check(hidden, weight, bias, targets, parse_spec(spec));
   return a.hidden.scalar_type() == at::kDouble ? run<double>(a) : run<float>(a);
 }
@@ -165,7 +169,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> signal_gradient_backward(
     const at::Tensor& delta_bar, const at::Tensor& grad_bar, const at::Tensor& hidden,
     const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& targets,
     c10::string_view spec) {
-  const c10::DeviceGuard guard(hidden.device());
+  const OpGuard guard(hidden);
   const Checked a = check(hidden, weight, bias, targets, parse_spec(spec));
   TORCH_CHECK_VALUE(delta_bar.sizes() == at::IntArrayRef({a.N}),
                     "delta_bar must have shape [N], got ", delta_bar.sizes());

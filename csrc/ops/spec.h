@@ -33,6 +33,7 @@ namespace fused_recoder {
   X(double, output_dropout, 0, "between the top layer and the decoder")                          \
   X(bool, held_dropout, false, "its masks are held for the whole sequence")                      \
   X(double, probability, 1, "reader: the share of positions that are recoded")                   \
+  X(std::string, precision, "same", "of products: same, bfloat16 or float16; all else stays")    \
   X(int64_t, time, 0, "of the first time step, for the masks")                                   \
   /* what is wanted of this call */                                                              \
   X(bool, loss, false, "also the nll of the targets")                                            \

@@ -23,10 +23,11 @@ void DeferredGold<S>::begin_forward(const Forward& pass) {
   gold = Buffer<int64_t>({p.B}, accum.dtype(at::kLong));
   if (kernels.stream_decode != nullptr && p.B <= kStreamRows)
     stream_scratch = Buffer<A>({kernels.stream_scratch(p.B, p.H)}, accum);
-  if (!stream_scratch || pass.values()) decode = ConstantMatrix<S>(weight, true, kWords, p.B);
+  if (!stream_scratch || pass.values())
+    decode = ConstantMatrix<S>(p.precision, weight, true, kWords, p.B);
   scratch = softmax_scratch(kernels, p.B, p.V, p.device());
   if (!stream_scratch) {
-    decode_back = ConstantMatrix<S>(weight, false, kWords, p.B);
+    decode_back = ConstantMatrix<S>(p.precision, weight, false, kWords, p.B);
     probabilities = Buffer<A>({p.B, p.V}, accum);
   }
   if (pass.values()) trial_logits = Buffer<A>({p.B, p.V}, accum);

@@ -24,8 +24,8 @@ class Heads final : public Mixture<S> {
 
   void pack(int64_t calls) {
     for (const LinearMap& decoder : p.decoders) {
-      to_vocab.emplace_back(decoder.weight, true, calls, this->block);
-      to_hidden.emplace_back(decoder.weight, false, p.T, this->block);
+      to_vocab.emplace_back(p.precision, decoder.weight, true, calls, this->block);
+      to_hidden.emplace_back(p.precision, decoder.weight, false, p.T, this->block);
     }
   }
 
@@ -60,7 +60,7 @@ class Heads final : public Mixture<S> {
   }
   void collect(int64_t k, const at::Tensor& directions, const at::Tensor& x) override {
     const at::Tensor& weight = this->wanted.weight;
-    add_outer<S>(one_state() ? weight[k] : weight, directions, x);
+    add_outer<S>(p.precision, one_state() ? weight[k] : weight, directions, x);
   }
 
   std::vector<ConstantMatrix<S>> to_vocab, to_hidden;

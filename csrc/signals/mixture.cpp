@@ -114,8 +114,8 @@ void Mixture<S>::add_to_decoder(int64_t k, const at::Tensor& u, const at::Tensor
 template <typename S>
 void UnitMaskedMixture<S>::prepare_backward() {
   const at::Tensor& weight = p.decoders[0].weight;
-  sample_to_vocab = ConstantMatrix<S>(weight, true, 2 * K * p.T, this->block);
-  sample_to_hidden = ConstantMatrix<S>(weight, false, K * p.T, this->block);
+  sample_to_vocab = ConstantMatrix<S>(p.precision, weight, true, 2 * K * p.T, this->block);
+  sample_to_hidden = ConstantMatrix<S>(p.precision, weight, false, K * p.T, this->block);
   ones = at::ones({this->block, p.H}, p.storage());
   back = at::empty({this->block, p.H}, p.accum());
 }
@@ -150,7 +150,7 @@ void UnitMaskedMixture<S>::decode_sample_back(int64_t k, const at::Tensor& l_bar
 
 template <typename S>
 void UnitMaskedMixture<S>::collect(int64_t k, const at::Tensor& directions, const at::Tensor& x) {
-  add_outer<S>(this->wanted.weight, directions, x * masks[k]);
+  add_outer<S>(p.precision, this->wanted.weight, directions, x * masks[k]);
 }
 
 template class Mixture<float>;

@@ -86,8 +86,9 @@ void OnePrediction<S>::begin_forward(const Forward& pass) {
   if (streams) {
     stream_scratch = Buffer<A>({kernels.stream_scratch(p.B, p.H)}, accum);
   } else {
-    decode = ConstantMatrix<S>(decoder.weight, true, pass.values() ? 2 * p.T : p.T, p.B);
-    decode_back = ConstantMatrix<S>(decoder.weight, false, p.T, p.B);
+    decode =
+        ConstantMatrix<S>(p.precision, decoder.weight, true, pass.values() ? 2 * p.T : p.T, p.B);
+    decode_back = ConstantMatrix<S>(p.precision, decoder.weight, false, p.T, p.B);
     scratch = softmax_scratch(kernels, p.B, p.V, p.device());
   }
   if (collects) {
@@ -183,7 +184,7 @@ void OnePrediction<S>::collect(int64_t end) const {
   const int64_t steps = (end - 1) % steps_per_flush + 1;
   if (steps < steps_per_flush && end < p.T) return;
   add_decoder_gradients<S>(
-      shared.gradients, logits.tensor().narrow(0, 0, steps).view({steps * p.B, p.V}),
+      p.precision, shared.gradients, logits.tensor().narrow(0, 0, steps).view({steps * p.B, p.V}),
       this->states->output.tensor().narrow(0, end - steps, steps).view({steps * p.B, p.H}));
 }
 
@@ -192,8 +193,8 @@ void OnePrediction<S>::begin_backward(const Backward& pass) {
   wanted = own = pass.decoder;
   if (p.ensemble && own.weight.defined()) own.weight = at::zeros_like(decoder.weight);
   if (p.ensemble && own.bias.defined()) own.bias = at::zeros_like(decoder.bias);
-  decode = ConstantMatrix<S>(decoder.weight, true, p.T, 2 * p.B);
-  decode_back = ConstantMatrix<S>(decoder.weight, false, p.T, p.B);
+  decode = ConstantMatrix<S>(p.precision, decoder.weight, true, p.T, 2 * p.B);
+  decode_back = ConstantMatrix<S>(p.precision, decoder.weight, false, p.T, p.B);
   chosen = Buffer<int64_t>(pass.saved.chosen);
   keeps_chosen = true;
   loss_bar = Buffer<A>(pass.loss_bar);
@@ -234,7 +235,7 @@ template <typename S>
 void OnePrediction<S>::flush_backward() {
   const at::Tensor u = rows.tensor().narrow(0, 0, held);  // [held,2,B,V]
   if (own.weight.defined())
-    add_outer<S>(own.weight, u.view({2 * held * p.B, p.V}),
+    add_outer<S>(p.precision, own.weight, u.view({2 * held * p.B, p.V}),
                  states_held.tensor().narrow(0, 0, held).view({2 * held * p.B, p.H}));
   if (own.bias.defined()) own.bias.add_(u.select(1, 1).sum(at::IntArrayRef{0, 1}));
   held = 0;

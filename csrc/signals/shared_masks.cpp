@@ -18,13 +18,14 @@ class SharedMasks final : public UnitMaskedMixture<S> {
  private:
   void prepare_forward() override {
     const at::Tensor& weight = p.decoders[0].weight;
-    to_vocab = ConstantMatrix<S>(weight, true, /*calls=*/4 + p.T, K * this->block);
+    to_vocab =
+        ConstantMatrix<S>(Precision::kSame, weight, true, /*calls=*/4 + p.T, K * this->block);
     transposed = weight.t().contiguous();
     scratch = Buffer<S>({K + 1, this->block, p.H}, p.storage());
     units = Buffer<int32_t>({K, p.H}, p.storage().dtype(at::kInt));
     counts = Buffer<int32_t>({K}, p.storage().dtype(at::kInt));
     if (!lists().dropped) return;
-    to_hidden = ConstantMatrix<S>(weight, false, p.T, this->block);
+    to_hidden = ConstantMatrix<S>(Precision::kSame, weight, false, p.T, this->block);
     u_sum = Buffer<S>({this->block, p.V}, p.storage());
   }
 

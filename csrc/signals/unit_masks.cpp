@@ -19,8 +19,8 @@ class UnitMasks final : public UnitMaskedMixture<S> {
  private:
   void prepare_forward() override {
     const at::Tensor& weight = p.decoders[0].weight;
-    to_vocab = ConstantMatrix<S>(weight, true, p.T, K * this->block);
-    to_hidden = ConstantMatrix<S>(weight, false, p.T, K * this->block);
+    to_vocab = ConstantMatrix<S>(p.precision, weight, true, p.T, K * this->block);
+    to_hidden = ConstantMatrix<S>(p.precision, weight, false, p.T, K * this->block);
     masked = Buffer<S>({K, this->block, p.H}, p.storage());
     back = Buffer<A>({K, this->block, p.H}, p.accum());
   }

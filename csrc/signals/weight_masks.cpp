@@ -30,13 +30,13 @@ class WeightMasks final : public Mixture<S> {
 
   void decode(int64_t t, const S* top, int64_t b, int64_t rows) override {
     for (int64_t k = 0; k < K; ++k)
-      ConstantMatrix<S>(masked_weight(t, k), true, 1, 1)
+      ConstantMatrix<S>(p.precision, masked_weight(t, k), true, 1, 1)
           .multiply(rows, top + b * p.H, this->logits() + k * rows * p.V, this->bias());
   }
 
   void decode_back(int64_t t, int64_t b, int64_t rows) override {
     for (int64_t k = 0; k < K; ++k)
-      ConstantMatrix<S>(masked_weight(t, k), false, 1, 1)
+      ConstantMatrix<S>(p.precision, masked_weight(t, k), false, 1, 1)
           .multiply(rows, this->logits() + k * rows * p.V, this->dh(b), nullptr,
                     /*accumulate=*/k > 0);
   }
@@ -70,19 +70,19 @@ class WeightMasks final : public Mixture<S> {
   void draw_masks(int64_t t, int64_t, int64_t) override { backward_t = t; }
   void decode_sample(int64_t k, const at::Tensor& x, A* out, bool with_bias) override {
     apply_masks(backward_t, k, 1, weight(), masked());
-    ConstantMatrix<S>(masked.tensor()[0], true, 1, 1)
+    ConstantMatrix<S>(p.precision, masked.tensor()[0], true, 1, 1)
         .multiply(x.size(0), x.template const_data_ptr<S>(), out,
                   with_bias ? this->bias() : nullptr);
   }
   void decode_sample_back(int64_t k, const at::Tensor& l_bar, const at::Tensor& top_bar) override {
     apply_masks(backward_t, k, 1, weight(), masked());
-    ConstantMatrix<S>(masked.tensor()[0], false, 1, 1)
+    ConstantMatrix<S>(p.precision, masked.tensor()[0], false, 1, 1)
         .multiply(l_bar.size(0), l_bar.template const_data_ptr<S>(),
                   top_bar.template mutable_data_ptr<A>(), nullptr, /*accumulate=*/true);
   }
   void collect(int64_t k, const at::Tensor& directions, const at::Tensor& x) override {
     const at::Tensor product = masked.tensor()[0].zero_();
-    add_outer<S>(product, directions, x);
+    add_outer<S>(p.precision, product, directions, x);
     apply_masks(backward_t, k, 1, masked(), masked());
     this->wanted.weight.add_(product);
   }

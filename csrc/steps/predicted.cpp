@@ -20,7 +20,7 @@ class Network {
   Network(const std::vector<LinearMap>& maps, int64_t calls, int64_t rows)
       : rows_(rows), maps_(maps) {
     for (const LinearMap& map : maps) {
-      matrices_.emplace_back(map.weight, true, calls, rows);
+      matrices_.emplace_back(Precision::kSame, map.weight, true, calls, rows);
       if (matrices_.size() < maps.size())
         hidden_.push_back(at::empty({rows, map.weight.size(0)}, map.weight.options()));
     }

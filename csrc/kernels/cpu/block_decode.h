@@ -9,8 +9,8 @@
 namespace fused_recoder {
 namespace FR_ISA {
 
-constexpr int64_t kBlockWords = 64;         // at most
-constexpr int64_t kBlockBytes = 128 << 10;  // of W: a part of L2
+constexpr int64_t kBlockWords = 64;               // at most
+constexpr int64_t kBlockWeightBytes = 128 << 10;  // of W: a part of L2
 constexpr int64_t kBlockChunks = 16;  // pieces of the vocabulary, whatever the number of threads
 template <typename T>
 constexpr int64_t kLine = 64 / sizeof(T);  // elements of a cache line
@@ -21,7 +21,7 @@ constexpr int kBlockDotRows = FR_VECTOR_BYTES == 64 ? 6 : 3;
 // Words at a time.
 template <typename T>
 FR_INLINE int64_t block_words(int64_t hidden) {
-  const int64_t fit = kBlockBytes / (hidden * sizeof(T)) / 16 * 16;
+  const int64_t fit = kBlockWeightBytes / (hidden * sizeof(T)) / 16 * 16;
   return fit < 16 ? 16 : fit < kBlockWords ? fit : kBlockWords;
 }
 

@@ -15,6 +15,31 @@ namespace {
 
 #pragma GCC diagnostic error "-Wmissing-field-initializers"  // an entry that was forgotten
 
+template <typename S>
+constexpr Products<AccumulatorOf<S>> kProducts = {
+    .packed_size = packed_size<S>,
+    .pack = pack<S>,
+    .gemm = gemm<S>,
+    .outer_scratch = outer_scratch<S>,
+    .outer_gemm = outer_gemm<S>,
+};
+
+// There is but one of doubles.
+template <typename T>
+const Products<T>& products(Precision precision) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    switch (precision) {
+      case Precision::kSame:
+        return kProducts<T>;
+      case Precision::kBFloat16:
+        return kProducts<BFloat16>;
+      case Precision::kHalf:
+        return kProducts<Half>;
+    }
+  }
+  return kProducts<T>;
+}
+
 template <typename T>
 constexpr Kernels<T> kTable = {
     .cell_forward = cell_forward<T>,
@@ -36,11 +61,7 @@ constexpr Kernels<T> kTable = {
     .stream_decode = stream_decode<T>,
     .shared_decode = shared_decode<T>,
     .shared_decode_back = shared_decode_back<T>,
-    .packed_size = packed_size<T>,
-    .pack = pack<T>,
-    .gemm = gemm<T>,
-    .outer_scratch = outer_scratch<T>,
-    .outer_gemm = outer_gemm<T>,
+    .products = products<T>,
 };
 
 }  // namespace

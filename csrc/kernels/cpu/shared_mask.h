@@ -74,7 +74,7 @@ void shared_decode(const Launch& launch, const SharedDecode<T>& p) {
 
   Tile<T> tiles[kTileRows + 1];
   ListedTile<T> listed_tiles[kTileRows + 1];
-  fill_tiles(tiles);
+  fill_tiles<T>(tiles);
   fill_listed_tiles(listed_tiles);
   const int64_t panels = (V + kPanel<T> - 1) / kPanel<T>;
   const int64_t row_tiles = (B + kTileRows - 1) / kTileRows;
@@ -83,7 +83,7 @@ void shared_decode(const Launch& launch, const SharedDecode<T>& p) {
   parallel(launch, panels, grain_of(H * kPanel<T> * B), [&](int64_t begin, int64_t end) {
     alignas(64) T base[kTileRows * kPanel<T>];
     for (int64_t panel = begin; panel < end; ++panel) {
-      const T* b = p.packed + panel * H * kPanel<T>;
+      const T* b = static_cast<const T*>(p.packed) + panel * H * kPanel<T>;
       const T* next = panel + 1 < panels ? b + H * kPanel<T> : b;
       const int64_t cols = V - panel * kPanel<T>;
       for (int64_t r = 0; r < B; r += tile_rows) {
