@@ -134,9 +134,7 @@ def draw(results: Sequence[Result], path: Path) -> list[Path]:
         )  # fmt: skip
         for axis, panel in zip(axes[:, 0], panels, strict=True):
             _draw_gains(axis, panel, colours)
-        axes[-1][0].set_xlabel(
-            f"gain in held-out log-likelihood (nats per 1000 words), {LEVEL:.0%} intervals"
-        )
+        axes[-1][0].set_xlabel(f"gain (nats per 1000 held-out words, {LEVEL:.0%} intervals)")
         if len(models) > 1:
             handles, labels = axes[0][0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside upper right", ncols=len(models))
@@ -164,7 +162,7 @@ def _draw_gains(axis: Axes, results: Sequence[Result], colours: dict[str, str]) 
         spread = np.abs(ends.T - means)  # [2, rows]
         axis.errorbar(means, y, xerr=spread, fmt="o", color=colours[model], label=model,
                       markersize=4, linewidth=1.4, capsize=0)  # fmt: skip
-    axis.axvline(0, color=BASELINE_COLOUR, linewidth=1, zorder=1)
+    axis.axvline(0, color=BASELINE_COLOUR, linewidth=1, zorder=1.9)
     axis.set_yticks(range(len(rows)), [_label(*row) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
