@@ -27,7 +27,7 @@ from fused_recoder.analysis.sentences import NATS_PER_BIT, read, tokenize
 from fused_recoder.analysis.stories import Stories, read_stories
 from fused_recoder.analysis.word_measures import measure
 from fused_recoder.cli import main
-from fused_recoder.training import Config, Corpus, Trainer, Vocabulary, load_model
+from fused_recoder.training import Config, Corpus, Trainer, Vocabulary, build_model, load_model
 
 DATA = Path(os.environ.get("FUSED_RECODER_DATA", "/nowhere"))
 STEP = 0.5
@@ -152,6 +152,20 @@ def test_the_gradient_of_a_plain_model_is_measured_and_changes_nothing(runs, tmp
         numbers = np.concatenate([of_story[name] for of_story in hand])
         np.testing.assert_allclose(found[name], numbers, rtol=1e-9, atol=1e-12, err_msg=name)
     assert (found["correction"] == 0).all()
+
+
+def test_of_error_feedback_the_surprisal_is_measured(tmp_path):
+    config = Config(hidden_size=5, signal=None, architecture="error-feedback", dtype="float64")
+    lm = build_model(config, len(VOCABULARY)).eval()
+    with torch.no_grad():
+        lm.rnn.feedback.weight.normal_()
+    stories = some_stories(tmp_path, "the old man", "it 's old the boats")
+    found = measure(lm, VOCABULARY, stories, eos="story").values
+    words = ["<eos>", "it", "'s", "old", "the", "boats"]
+    ids = torch.tensor([VOCABULARY.encode(words)]).t()  # [T + 1, 1]
+    alone = lm(ids[:-1], ids[1:]).nll[:, 0].detach() / NATS_PER_BIT
+    np.testing.assert_allclose(found["surprisal"][3:], alone, rtol=1e-10)
+    assert found.keys() == {"pieces", "surprisal"}
 
 
 def untrained(signal="nll", **options):

@@ -87,7 +87,7 @@ def _sequences(
 
 def _measuring(model: fr.RecodingLanguageModel) -> fr.RecodingLanguageModel:
     """The model; a plain one with a recoder that takes no step, and only measures gradients."""
-    if model.rnn.signal is None:
+    if model.rnn.signal is None and isinstance(model, fr.RecodingLanguageModel):
         return with_recoder(model, "nll", 0.0, ("h", "c"))
     return copy.deepcopy(model).double().eval()
 
@@ -111,11 +111,12 @@ def _read(
 
 
 def _columns(out, rnn) -> dict[str, np.ndarray]:
-    """Of one window, [T, B] each."""
-    trace = out.trace
-    columns = {"surprisal": out.nll / NATS_PER_BIT, CORRECTION: trace.delta - trace.delta_after}
-    for layer in range(rnn.num_layers):
-        for s, state in enumerate(rnn.states):
-            columns[f"{GRADIENT}{state}{layer}"] = trace.grad_norm[layer, s]
-            columns[f"{STEP}{state}{layer}"] = trace.step_size[layer, s]
+    """Of one window, [T, B] each; of a model that cannot recode the surprisal alone."""
+    columns, trace = {"surprisal": out.nll / NATS_PER_BIT}, out.trace
+    if trace is not None:
+        columns[CORRECTION] = trace.delta - trace.delta_after
+        for layer in range(rnn.num_layers):
+            for s, state in enumerate(rnn.states):
+                columns[f"{GRADIENT}{state}{layer}"] = trace.grad_norm[layer, s]
+                columns[f"{STEP}{state}{layer}"] = trace.step_size[layer, s]
     return {name: values.numpy() for name, values in columns.items()}
