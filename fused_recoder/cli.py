@@ -17,6 +17,7 @@ import torch
 EVAL_SETTINGS = {"signal", "signal_options", "step", "step_options", "states", "device"}
 TRAINING_NEEDS = ("numpy", "safetensors", "tqdm")
 EXPERIMENTS_NEED = (*TRAINING_NEEDS, "scipy", "sklearn", "optuna", "matplotlib")
+EXPERIMENTS = ("analyze", "reading-times", "reproduce", "search")
 FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, RuntimeError)
 
 
@@ -71,7 +72,7 @@ def _add_what_is_installed(commands) -> None:
     """The commands whose packages are there; the others say what they need."""
     for add, names, extra, packages in (
         (_add_training, ("train", "eval"), "train", TRAINING_NEEDS),
-        (_add_experiments, ("analyze", "reproduce", "search"), "experiments", EXPERIMENTS_NEED),
+        (_add_experiments, EXPERIMENTS, "experiments", EXPERIMENTS_NEED),
     ):
         if all(importlib.util.find_spec(package) for package in packages):
             add(commands)
@@ -154,10 +155,11 @@ def _add_eval(commands) -> None:
 
 def _add_experiments(commands) -> None:
     from .analysis import command as analyze
+    from .analysis import reading_times
     from .experiments import command as reproduce
     from .experiments import search
 
-    for command in (analyze, reproduce, search):
+    for command in (analyze, reading_times, reproduce, search):
         parser = command.add_parser(commands)
         _common(parser)
         parser.set_defaults(run=command.run)

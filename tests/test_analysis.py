@@ -27,6 +27,7 @@ from fused_recoder.training import Config, Corpus, Trainer, Vocabulary, build_mo
 from fused_recoder.training.data import IGNORE
 
 WORDS = ["<eos>", "the", "old", "man", "boats", "it", "'s", "<unk>", ",", "N"]
+PARTS = Vocabulary([*WORDS, "do", "n't", "'t", "@-@"])
 VOCABULARY = Vocabulary(WORDS)
 SENTENCES = ["The old man the boats.", "it 's old , man"]
 
@@ -85,13 +86,18 @@ def tokens():
         ("it \u2019s old", ["it", "'s", "old"], []),
         ("the zebra", ["the", "zebra"], ["zebra"]),
         ("the <unk>", ["the", "<unk>"], ["<unk>"]),
+        ("'It's old-man\", (the", ["It", "'s", "old", "@-@", "man", ",", "the"], []),
+        ("don't couldn't", ["do", "n't", "could", "n't"], ["could"]),
+        ("man't zebra's", ["man", "'t", "zebra", "'s"], ["zebra"]),  # as leaves least unknown
+        ("old-zebra", ["old", "@-@", "zebra"], ["zebra"]),
+        ("the -- man", ["the", "man"], []),
     ],
 )
 def test_words_are_found_as_the_vocabulary_has_them(sentence, words, unknown):
-    found = tokenize(sentence, VOCABULARY)
+    found = tokenize(sentence, PARTS)
     assert [token.text for token in found] == words
     assert [token.text for token in found if token.unknown] == unknown
-    assert all(t.id == VOCABULARY.ids[t.text.lower()] for t in found if not t.unknown)
+    assert all(t.id == PARTS.ids[t.text.lower()] for t in found if not t.unknown)
 
 
 def test_a_sentence_without_words_is_refused():

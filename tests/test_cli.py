@@ -229,6 +229,7 @@ def test_a_log_file_gets_lines_and_an_interrupt_says_how_to_go_on(text, tmp_path
         ("safetensors", "train", ["train", "x", "--out", "y"]),
         ("safetensors", "train", ["eval", "--help"]),
         ("safetensors", "experiments", ["analyze", "x", "--sentence", "a b", "--out", "y"]),
+        ("scipy", "experiments", ["reading-times", "x", "--data", "y"]),
         ("optuna", "experiments", ["search", "x", "--out", "y"]),
         ("scipy", "experiments", ["reproduce", "x", "study", "--out", "y"]),
     ],

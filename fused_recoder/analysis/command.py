@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 import numpy as np
 
-from .compare import ModelRuns, SentenceNumbers, read_runs, write_tsv
+from .compare import SentenceNumbers, parse_models, read_runs, write_tsv
 from .figures import draw_sentence
 from .page import write_page
 from .sentences import read_sentences
@@ -42,17 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
         sentences += read_sentences(arguments.sentences)
     if not sentences:
         raise ValueError("nothing to read: give --sentences or --sentence")
-    models = [ModelRuns.parse(text) for text in arguments.models]
-    names = [model.name for model in models]
-    if len(set(names)) < len(names):
-        raise ValueError(f"models must have different names, got {names}: write name=run")
+    models = parse_models(arguments.models)
     numbers = {model.name: read_runs(model, sentences, arguments.seed) for model in models}
 
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    for name, found in numbers.items():
-        write_tsv(out / f"{_file_name(name)}.tsv", found)
-        print(f"{name}: {_in_short(found)}")
+    for model in models:
+        write_tsv(out / f"{model.file_name}.tsv", numbers[model.name])
+        print(f"{model.name}: {_in_short(numbers[model.name])}")
     for i in range(min(arguments.figures, len(sentences))):
         draw_sentence(
             {name: found[i] for name, found in numbers.items()}, out / f"sentence-{i + 1:03d}.png"
@@ -71,7 +67,3 @@ def _in_short(sentences: list[SentenceNumbers]) -> str:
         return text
     bits = sum(np.nansum(s.mean("surprisal")) for s in sentences) / (words - unknown)
     return f"{text}; {bits:.3f} bits per known word"
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from ..training import load_model
+from ..training.evaluation import Loaded
 from .sentences import Reading, Token, read, tokenize
 
 SIGNIFICANT = 0.05
@@ -48,6 +50,20 @@ class ModelRuns:
         if not name or not all(rest.split(",")):
             raise ValueError(f"a model is [name=]path[,path...][@where], got {text!r}")
         return cls(name, tuple(Path(path) for path in rest.split(",")), recode)
+
+    @property
+    def file_name(self) -> str:
+        """The name, as a file may have it."""
+        return re.sub(r"[^\w.-]+", "_", self.name)
+
+
+def parse_models(texts: Sequence[str]) -> list[ModelRuns]:
+    """Models as the command line names them, each name once."""
+    models = [ModelRuns.parse(text) for text in texts]
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise ValueError(f"models must have different names, got {names}: write name=run")
+    return models
 
 
 @dataclass(frozen=True)
@@ -90,13 +106,19 @@ class SentenceNumbers:
         return values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 
+def load_run(path: Path, **changes) -> Loaded:
+    """A model with its vocabulary; `changes` are those of `load_model`."""
+    loaded = load_model(path, **changes)
+    if loaded.vocabulary is None:
+        raise ValueError(f"{path} has no vocabulary: it must be a run of fused-recoder train")
+    return loaded
+
+
 def read_runs(runs: ModelRuns, sentences: list[str], seed: int = 1) -> list[SentenceNumbers]:
     """All sentences with all runs of a model."""
     by_run: list[list[Reading]] = []
     for path in runs.paths:
-        loaded = load_model(path)
-        if loaded.vocabulary is None:
-            raise ValueError(f"{path} has no vocabulary: analyze reads runs of fused-recoder train")
+        loaded = load_run(path)
         tokens = [tokenize(sentence, loaded.vocabulary) for sentence in sentences]
         by_run.append(read(loaded.model, loaded.vocabulary, tokens, recode=runs.recode, seed=seed))
     same_words = list(zip(*by_run, strict=True))

@@ -20,7 +20,9 @@ from ..training.data import EOS, IGNORE, UNK
 from ..training.files import read_lines
 
 NATS_PER_BIT = math.log(2)
-GLUED = re.compile(r"^(.*\w)([.,;:!?]+)$")
+GLUED = re.compile(r"""^(["'(\[]*)(.*?)([.,;:!?"')\]]*)$""")  # marks, word, marks
+CLITICS = (r"$^", r"(?=n't$)", r"(?='\w+$)")  # where texts part words: nowhere, do|n't, don|'t
+HYPHENS, BETWEEN = ("@-@", "-"), r"(?<=\w)-(?=\w)"  # as texts write them that part words there
 CURLY = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}  # typographic quotation marks
 
 
@@ -29,6 +31,11 @@ class Token:
     text: str  # as the sentence has it
     id: int
     unknown: bool
+
+    @property
+    def has_letters(self) -> bool:
+        """Letters or digits: else it is a mark."""
+        return any(c.isalnum() for c in self.text)
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -40,25 +47,62 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def tokenize(sentence: str, vocabulary: Vocabulary) -> list[Token]:
-    """The words of a sentence as the vocabulary writes them.
-
-    A word is looked up as it is, then in lower case. Punctuation glued to a word is split off, and
-    left out where the vocabulary has no such mark (PTB has none at all).
-    """
-    found = []
-    for raw in sentence.translate(CURLY).split():
-        known = raw in vocabulary.ids or raw.lower() in vocabulary.ids
-        glued = None if known else GLUED.match(raw)
-        for text in glued.groups() if glued else (raw,):
-            spelling = next((w for w in (text, text.lower()) if w in vocabulary.ids), None)
-            if spelling is None and not any(c.isalnum() for c in text):
-                continue
-            found.append(
-                Token(text, vocabulary.encode([spelling or text])[0], spelling in (None, UNK))
-            )
+    """The words of a sentence as the vocabulary writes them."""
+    found = [token for word in sentence.split() for token in pieces(word, vocabulary)]
     if not found:
         raise ValueError(f"no words in {sentence!r}")
     return found
+
+
+def pieces(word: str, vocabulary: Vocabulary) -> list[Token]:
+    """A word, and the marks glued to it, as the vocabulary writes them; nothing if it is a mark
+    that the vocabulary does not have.
+
+    A word is looked up as it is, then in lower case. Marks glued to it are split off, and left out
+    where the vocabulary has no such mark (PTB has none at all); so are single quotation marks,
+    which may be apostrophes. At clitics and hyphens it is parted as leaves least of it unknown.
+    """
+    word = word.translate(CURLY)
+    if _spelling(word, vocabulary) is not None:
+        return [_token(word, vocabulary)]
+    match = GLUED.match(word)
+    assert match is not None  # all of it is optional
+    before, core, after = match.groups()
+    parts = min(_partings(core, vocabulary), key=lambda parts: _unknown_letters(parts, vocabulary))
+    texts = [*_marks(before, vocabulary), *parts, *_marks(after, vocabulary)]
+    tokens = [_token(text, vocabulary) for text in texts]
+    return [token for token in tokens if not token.unknown or token.has_letters]
+
+
+def _spelling(text: str, vocabulary: Vocabulary) -> str | None:
+    return next((w for w in (text, text.lower()) if w in vocabulary.ids), None)
+
+
+def _token(text: str, vocabulary: Vocabulary) -> Token:
+    spelling = _spelling(text, vocabulary)
+    return Token(text, vocabulary.encode([spelling or text])[0], spelling in (None, UNK))
+
+
+def _marks(glued: str, vocabulary: Vocabulary) -> list[str]:
+    """Those that the vocabulary has: all together ("..."), or one by one."""
+    glued = glued.replace("'", "")
+    if glued in vocabulary.ids:
+        return [glued]
+    return [mark for mark in glued if mark in vocabulary.ids]
+
+
+def _partings(core: str, vocabulary: Vocabulary) -> list[list[str]]:
+    """The ways in which texts write a word with clitics and hyphens; as it is comes first."""
+    hyphens = ["-", *(f" {hyphen} " for hyphen in HYPHENS if hyphen in vocabulary.ids)]
+    return [
+        re.sub(BETWEEN, hyphen, re.sub(clitic, " ", core)).split()
+        for clitic in CLITICS
+        for hyphen in hyphens
+    ]
+
+
+def _unknown_letters(parts: list[str], vocabulary: Vocabulary) -> int:
+    return sum(len(part) for part in parts if _spelling(part, vocabulary) is None)
 
 
 @dataclass(frozen=True)

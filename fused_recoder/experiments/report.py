@@ -101,7 +101,7 @@ def markdown(rows: list[dict[str, str]], bold: int | None = None, column: str = 
         rows = [dict(row) for row in rows]
         rows[bold][column] = f"**{rows[bold][column]}**"
     names = list(rows[0])
-    words = ("model", "change", "signal", "recoder", "recoded", "set")
+    words = ("model", "change", "signal", "recoder", "recoded", "set", "predictors", "beyond")
     numbers = [n for n in names if n not in words]
     head = [f"| {' | '.join(names)} |"]
     head.append("|" + "|".join("---:" if n in numbers else "---" for n in names) + "|")

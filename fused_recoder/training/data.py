@@ -47,10 +47,7 @@ class Vocabulary:
         `min_count` times; `<eos>` and `<unk>` are among them in any case."""
         if max_size is not None and max_size < 2:
             raise ValueError(f"max_vocab must be at least 2 ({EOS} and {UNK}), got {max_size}")
-        counts = Counter()
-        for words in _lines(path):
-            counts.update(words)
-            counts[EOS] += 1
+        counts = count_words(path)
         counts.setdefault(UNK, 0)
         kept = [w for w, n in counts.items() if n >= min_count or w in (EOS, UNK)]
         if max_size is not None and len(kept) > max_size:
@@ -192,6 +189,15 @@ def cache_folder() -> Path:
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "fused_recoder"
+
+
+def count_words(path: Path) -> Counter[str]:
+    """How often words occur in a text, in the order of first appearance; `<eos>` once a line."""
+    counts: Counter[str] = Counter()
+    for words in _lines(path):
+        counts.update(words)
+        counts[EOS] += 1
+    return counts
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
