@@ -8,7 +8,7 @@ BUILT := $(VENV)/.built
 DATA ?= sotu
 OUT ?= runs/$(notdir $(patsubst %/,%,$(DATA)))
 CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
+EMU := $(shell find tests/emu tests/ptx -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY := fused_recoder bench tests tools examples setup.py
 
 .PHONY: demo train test bench nvcc-check cuda-check lint format clean

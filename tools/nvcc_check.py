@@ -16,11 +16,12 @@ from . import cuda_toolkit
 SOURCE = Path(__file__).resolve().parent.parent / "csrc" / "kernels" / "cuda" / "kernels.cu"
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 # The defines are PyTorch's: an extension cannot use the conversion operators of half.
-FLAGS = [
-    "-std=c++20", "-O3", "-Xptxas", "-v,-warn-spills", "--expt-relaxed-constexpr",
+COMPILER_FLAGS = [
+    "-std=c++20", "-O3", "--expt-relaxed-constexpr",
     "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__",
     "-D__CUDA_NO_BFLOAT16_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__",
 ]  # fmt: skip
+FLAGS = [*COMPILER_FLAGS, "-Xptxas", "-v,-warn-spills"]
 
 REPORT = re.compile(
     r"Function properties for (?P<name>\S+)\s+"

@@ -117,7 +117,7 @@ __global__ void uninitialised_dynamic_shared_memory(const float* in, float* out)
 
 __global__ void misaligned_vector_load(const float* in, float* out) {
   const float4 four = *reinterpret_cast<const float4*>(in + 1 + threadIdx.x);
-  out[threadIdx.x] = four.x;
+  out[threadIdx.x] = four.x + four.y + four.z + four.w;
 }
 
 __global__ void blocks_share_a_counter(const float* in, float* out) {

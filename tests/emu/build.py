@@ -11,7 +11,9 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import ninja
 from ninja import ninja_syntax
@@ -20,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))  # for running it by hand
 from tools import cuda_toolkit  # noqa: E402
+
+T = TypeVar("T")
 
 # What kernels and tests are compiled with. ThreadSanitizer must not see the shim's own switches.
 VARIANTS = {
@@ -33,7 +37,7 @@ SHIM_FLAGS = {"thread": ["-O2", "-g", "-DEMU_TSAN=1"], "coverage": ["-O2"]}
 LINK_FLAGS = {"thread": ["-fsanitize=thread"], "module": ["-shared"]}
 COMMON = ["-std=c++20", "-Wall", "-Wextra", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
           "-Wno-psabi"]  # fmt: skip
-SHIM = ["scheduler.cpp", "fiber.cpp"]
+SHIM = ["scheduler.cpp", "fiber.cpp", "device_memory.cpp"]
 KERNELS = "csrc/kernels/cuda/kernels.cu"
 CPU_KERNELS = "csrc/kernels/cpu/kernels.cpp"
 BACKEND = "backend.so"  # of the variant "module": see backend.cpp
@@ -63,7 +67,8 @@ def _extension() -> str:
     return _C.__file__
 
 
-def _write_rules(folder: Path, variant: str) -> None:
+def _write_rules(folder: Path, variant: str) -> dict[str, list[str]]:
+    """Returns the objects of the executables."""
     include = cuda_toolkit.find_include()
     flags = [*COMMON, f"-isystem {include}", f"-isystem {include / 'cccl'}", f"-I{HERE}",
              f"-I{ROOT / 'csrc/kernels/cuda'}"]  # fmt: skip
@@ -90,28 +95,49 @@ def _write_rules(folder: Path, variant: str) -> None:
             objects = [compile(HERE / "backend.cpp", [*own, *_torch_includes()]),
                        compile(ROOT / KERNELS, own), *shim]  # fmt: skip
             writer.build(BACKEND, "link", [*objects, _extension()])
-            return
-        writer.build("detectors", "link", [compile(HERE / "test_detectors.cpp", own), *shim])
+            return {BACKEND: objects}
+        detectors = compile(HERE / "test_detectors.cpp", own)
         checks = [compile(path, own) for path in sorted(HERE.glob("check_*.cpp"))]
         kernels = compile(ROOT / KERNELS, own)
         cpu = compile(ROOT / CPU_KERNELS, ["-O2", "-DFR_ISA=baseline", "-DFR_VECTOR_BYTES=16"])
-        writer.build("kernels", "link", [*checks, kernels, cpu, *shim])
+        executables = {"detectors": [detectors, *shim], "kernels": [*checks, kernels, cpu, *shim]}
+        for name, objects in executables.items():
+            writer.build(name, "link", objects)
+        return executables
+
+
+def run_ninja(folder: Path, write_rules: Callable[[], T], *targets: str) -> T:
+    """Builds in `folder` what `write_rules` has written into its build.ninja."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        written = write_rules()
+        result = subprocess.run(
+            [os.path.join(ninja.BIN_DIR, "ninja"), "-C", str(folder), *targets],
+            text=True, capture_output=True,
+        )  # fmt: skip
+    if result.returncode != 0:
+        output = result.stdout + result.stderr
+        raise RuntimeError(f"the build in {folder} failed:\n{output[-4000:]}")
+    return written
+
+
+def _folder(variant: str) -> Path:
+    return ROOT / "build" / "emu" / variant
 
 
 def build(variant: str, *executables: str) -> Path:
     """The folder with the executables of a variant, up to date. All of them if none is named."""
-    folder = ROOT / "build" / "emu" / variant
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        _write_rules(folder, variant)
-        result = subprocess.run(
-            [os.path.join(ninja.BIN_DIR, "ninja"), "-C", str(folder), *executables],
-            text=True, capture_output=True,
-        )  # fmt: skip
-    if result.returncode != 0:
-        raise RuntimeError(f"the {variant} build failed:\n{result.stdout[-4000:]}")
+    folder = _folder(variant)
+    run_ninja(folder, lambda: _write_rules(folder, variant), *executables)
     return folder
+
+
+def objects_of(variant: str) -> dict[str, list[Path]]:
+    """What the executables of a variant are linked from, up to date."""
+    folder = _folder(variant)
+    written = run_ninja(folder, lambda: _write_rules(folder, variant))
+    return {name: [folder / path for path in objects] for name, objects in written.items()}
 
 
 if __name__ == "__main__":

@@ -62,12 +62,12 @@ void check_mask_sum(const Shape& shape, int variant) {
 
 template <typename S>
 void rows() {
-  for_shapes(16, 4, check_mask_rows<S>);
+  for_shapes(16, 4, 1, check_mask_rows<S>);
 }
 
 template <typename A>
 void sums() {
-  for_shapes(8, 3, check_mask_sum<A>);
+  for_shapes(8, 3, 1, check_mask_sum<A>);
 }
 
 const Register kChecks[] = {

@@ -60,13 +60,17 @@ void check_trial_step(const Shape& shape, int variant) {
 
 template <typename S>
 void trial_steps() {
-  for_shapes(8, 4, check_trial_step<S>);
+  for_shapes(8, 4, 7, check_trial_step<S>);
 }
 
-// More rows than a block has threads, too.
+// More than a block has threads, too.
+std::vector<int64_t> row_counts() {
+  return at_thesis_shape() ? std::vector<int64_t>{kThesisRows} : std::vector<int64_t>{1, 5, 200};
+}
+
 template <typename A>
 void verdicts() {
-  for (const int64_t B : {1, 5, 200})
+  for (const int64_t B : row_counts())
     for (const double shrink : {0.5, 0.0}) {
       context() = "trial_verdict rows " + std::to_string(B);
       const int64_t K = 3;
@@ -86,7 +90,7 @@ void verdicts() {
 
 template <typename A>
 void gates() {
-  for (const int64_t B : {1, 5, 200})
+  for (const int64_t B : row_counts())
     for (const bool masked : {false, true}) {
       context() = "gate rows " + std::to_string(B);
       const int64_t K = 2;
@@ -157,7 +161,7 @@ void check_gold_arrives(const Shape& shape, int variant) {
 
 template <typename S>
 void gold() {
-  for_shapes(4, 3, check_gold_arrives<S>);
+  for_shapes(4, 3, 0, check_gold_arrives<S>);
 }
 
 const Register kChecks[] = {

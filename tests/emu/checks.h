@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "device_memory.h"
 #include "portable.cuh"
 #include "tables.h"
 
@@ -41,6 +42,11 @@ constexpr bool kThoroughly = false;
 constexpr bool kThoroughly = true;
 #endif
 
+// Whether the checks run at the thesis's shape, H = 650 and V = 10,000, instead of at odd ones:
+// with 8 rows, after which the alignment of their starts repeats, and with most arguments present.
+bool& at_thesis_shape();
+constexpr int64_t kThesisRows = 8, kThesisHidden = 650, kThesisVocab = 10000;
+
 // A hash of everything compared so far.
 uint64_t& digest();
 
@@ -56,7 +62,10 @@ class Array {
  public:
   Array() = default;
   Array(size_t n, int offset)
-      : offset_(offset), storage_(allocate(n + offset), std::free), size_(n) {}
+      : offset_(offset),
+        storage_(allocate(n + offset), std::free),
+        size_(n),
+        device_(storage_.get() + offset, n) {}
   T* data() const { return storage_ ? storage_.get() + offset_ : nullptr; }
   size_t size() const { return size_; }
   T& operator[](size_t i) const { return data()[i]; }
@@ -72,7 +81,16 @@ class Array {
   int offset_ = 0;
   std::unique_ptr<T[], void (*)(void*)> storage_{nullptr, std::free};
   size_t size_ = 0;
+  emu::DeviceMemory device_;
 };
+
+// Of a single element.
+template <typename T>
+Array<T> one(T value) {
+  Array<T> array(1, 0);
+  array[0] = value;
+  return array;
+}
 
 // Elements of type T for the CUDA kernel and the same, widened, for the CPU kernel.
 template <typename T>

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <typeinfo>
 
 #include "intrinsics.h"
 #include "scheduler.h"
@@ -38,7 +39,7 @@
 #define gridDim (::emu::grid_shape)
 
 #define CUDA_LAUNCH(grid, block, shared_bytes, stream, ...) \
-  ::emu::bind_launch(grid, block, shared_bytes, __VA_ARGS__)
+  ::emu::bind_launch<__VA_ARGS__>(grid, block, shared_bytes)
 #define DYNAMIC_SHARED(T, name) T* const name = static_cast<T*>(::emu::dynamic_shared)
 #define DEVICE_ASSERT(condition) \
   ((condition) ? void() : ::emu::assertion_failed(#condition, {__FILE__, __LINE__}))
@@ -51,20 +52,30 @@
 
 namespace emu {
 
-template <typename... Parameter>
-struct BoundLaunch {
+// Carries the name of a kernel in its own.
+template <auto kKernel>
+struct NameOf;
+
+template <auto kKernel>
+struct BoundLaunch;
+
+template <typename... Parameter, void (*kKernel)(Parameter...)>
+struct BoundLaunch<kKernel> {
   dim3 grid, block;
   size_t shared_bytes;
-  void (*kernel)(Parameter...);
   void operator()(std::common_type_t<Parameter>... value) const {
-    launch(grid, block, shared_bytes, [&] { kernel(value...); });
+    launch({grid,
+            block,
+            shared_bytes,
+            typeid(NameOf<kKernel>*).name(),
+            {{&value, sizeof(value)}...},
+            [&] { kKernel(value...); }});
   }
 };
 
-template <typename... Parameter>
-BoundLaunch<Parameter...> bind_launch(dim3 grid, dim3 block, size_t shared_bytes,
-                                      void (*kernel)(Parameter...)) {
-  return {grid, block, shared_bytes, kernel};
+template <auto kKernel>
+BoundLaunch<kKernel> bind_launch(dim3 grid, dim3 block, size_t shared_bytes) {
+  return {grid, block, shared_bytes};
 }
 
 }  // namespace emu

@@ -198,13 +198,18 @@ void check_shape(dim3 grid, dim3 block, size_t shared_bytes) {
 
 }  // namespace
 
-void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-  check_shape(grid, block, shared_bytes);
+void (*launcher)(const Call&) = run_on_fibers;
+
+void launch(const Call& call) {
+  check_shape(call.grid, call.block, call.shared_bytes);
   ++launches;
-  grid_shape = grid;
-  block_shape = block;
+  launcher(call);
+}
+
+void run_on_fibers(const Call& call) {
+  const dim3 grid = grid_shape = call.grid, block = block_shape = call.block;
   thread_count = block.x * block.y * block.z;
-  kernel = &body;
+  kernel = &call.thread;
   if (threads.size() < thread_count) threads.resize(thread_count);
   std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
   std::iota(order.begin(), order.end(), size_t(0));
@@ -218,9 +223,9 @@ void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void
                    unsigned(i / grid.x / grid.y)};
 #ifdef EMU_TSAN
     // __shared__ is thread_local here: a fresh thread has fresh shared memory.
-    std::thread([&] { run_block(shared_bytes); }).join();
+    std::thread([&] { run_block(call.shared_bytes); }).join();
 #else
-    run_block(shared_bytes);
+    run_block(call.shared_bytes);
 #endif
     if (!failure.empty()) break;
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
 namespace emu {
 
@@ -31,7 +32,24 @@ extern uint3 thread_index, block_index;
 extern dim3 block_shape, grid_shape;
 extern void* dynamic_shared;
 
-void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
+// A launch, as the runtime of CUDA gets it, and the kernel as g++ compiled it.
+struct Call {
+  struct Argument {
+    const void* value;
+    size_t bytes;
+  };
+  dim3 grid, block;
+  size_t shared_bytes;
+  const char* name;  // mangled: that of NameOf<kernel>*
+  std::vector<Argument> arguments;
+  std::function<void()> thread;
+};
+
+void launch(const Call& call);
+
+// Who runs launches: fibers, unless a program replaces them (tests/ptx).
+void run_on_fibers(const Call& call);
+extern void (*launcher)(const Call&);
 
 // Called by the running CUDA thread; `file` and `line` are those of the call in the kernel.
 struct Place {

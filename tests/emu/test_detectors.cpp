@@ -6,17 +6,21 @@
 #include <vector>
 
 #include "bugs.cuh"
+#include "device_memory.h"
 #include "patterns.cuh"
 
 namespace {
 
 struct Case {
   const char* name;
-  void (*kernel)(const float*, float*);
-  unsigned blocks;
+  void (*launch)(const float* in, float* out);
 };
 
-#define CASE(name, blocks) {#name, name, blocks}
+#define NAMED_CASE(name, blocks, ...)                                              \
+  {name, [](const float* in, float* out) {                                         \
+     CUDA_LAUNCH(blocks, 256, 256 * sizeof(float), nullptr, __VA_ARGS__)(in, out); \
+   }}
+#define CASE(kernel, blocks) NAMED_CASE(#kernel, blocks, kernel)
 const Case kCases[] = {
     CASE(missing_barrier, 1),
     CASE(missing_barrier_at_loop_end, 1),
@@ -38,21 +42,22 @@ const Case kCases[] = {
     CASE(blocks_share_a_counter, 2),
     CASE(block_reads_another_block, 2),
     CASE(failing_assert, 1),
-    {"last_block_without_fence", last_block_sums<false>, 6},
+    NAMED_CASE("last_block_without_fence", 6, last_block_sums<false>),
     CASE(reduction_in_a_loop, 1),
     CASE(neighbours_with_syncwarp, 2),
     CASE(half_warps_with_exact_masks, 2),
     CASE(compaction_by_ballot, 2),
     CASE(atomics_between_blocks, 3),
     CASE(reversal_in_dynamic_shared_memory, 2),
-    {"last_block_with_fence", last_block_sums<true>, 6},
+    NAMED_CASE("last_block_with_fence", 6, last_block_sums<true>),
 };
 
 std::vector<float> run(const Case& which, emu::Order order) {
   emu::options.order = order;
   std::vector<float> in(1024), out(1024, 0.0f);
   for (int i = 0; i < 1024; ++i) in[i] = float(i % 97) + 1;
-  CUDA_LAUNCH(which.blocks, 256, 256 * sizeof(float), nullptr, which.kernel)(in.data(), out.data());
+  const emu::DeviceMemory of_in(in.data(), in.size()), of_out(out.data(), out.size());
+  which.launch(in.data(), out.data());
   return out;
 }
 

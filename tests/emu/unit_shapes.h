@@ -28,6 +28,7 @@ inline const Shape kShapes[] = {
     {2, 8, 1, kPlanned},    // quads, misaligned
     {2, 8, 2, kPlanned},    // quads, aligned as pairs
     {1, 300, 0, kPlanned},  // several warps, several blocks
+    {1, 130, 0, kPlanned},  // several warps, pairs
     {2, 37, 0, {33, 1}},    // a warp of one lane
     {2, 131, 3, {5, 1}},    // less than a warp, several rounds
     {3, 12, 0, {20, 1}},    // more threads than quads
@@ -52,16 +53,20 @@ inline Both<uint8_t> some_rows(int64_t rows, int which) {
   return both;
 }
 
-inline const int64_t kSeed = 1234567890123;
-inline const Dropout kDropout = make_dropout(&kSeed, 2, 0.4);
-inline const Dropout kOtherDropout = make_dropout(&kSeed, 3, 0.3);
+inline const Array<int64_t> kSeed = one(int64_t(1234567890123));
+inline const Dropout kDropout = make_dropout(kSeed.data(), 2, 0.4);
+inline const Dropout kOtherDropout = make_dropout(kSeed.data(), 3, 0.3);
 inline const Dropout kNoDropout = make_dropout(nullptr, 0, 0);
 constexpr uint32_t kTime = 3;
 inline const Launch kStream{nullptr, nullptr};
 
-// All shapes, each with a few of the variants, so that every variant comes with some shape.
+constexpr Shape kThesis{kThesisRows, kThesisHidden, 0, kPlanned};
+
+// All shapes, each with a few of the variants, so that every variant comes with some shape; or the
+// thesis's with the `full` variant.
 template <typename Body>
-void for_shapes(int variants, int per_shape, const Body& body) {
+void for_shapes(int variants, int per_shape, int full, const Body& body) {
+  if (at_thesis_shape()) return body(kThesis, full);
   int next = 0;
   const auto visit = [&](const Shape& shape) {
     for (int i = 0; i < (kThoroughly ? per_shape : 1); ++i, next += 7) body(shape, next % variants);
