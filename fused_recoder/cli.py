@@ -17,6 +17,7 @@ import torch
 EVAL_SETTINGS = {"signal", "signal_options", "step", "step_options", "states", "device"}
 TRAINING_NEEDS = ("numpy", "safetensors", "tqdm")
 EXPERIMENTS_NEED = (*TRAINING_NEEDS, "scipy", "sklearn", "optuna", "matplotlib")
+MOST_THREADS = 1024  # with many more the system refuses, and the process is gone
 FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, RuntimeError)
 
 
@@ -39,11 +40,7 @@ def env() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command that the arguments name, and exits with its code."""
-    parser = argparse.ArgumentParser(prog="fused-recoder", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("env", help="print versions, build decision and devices")
-    _add_what_is_installed(commands)
-    commands.add_parser("bench", help="benchmarks, in a clone", add_help=False)
+    parser = make_parser()
     arguments, rest = parser.parse_known_args(argv)
     if "install" in arguments:
         sys.exit(f"fused-recoder {arguments.command}: packages are missing: {arguments.install}")
@@ -64,7 +61,20 @@ def main(argv: list[str] | None = None) -> None:
         # A missing folder is no reason for a page of traceback.
         print(f"fused-recoder {arguments.command}: {error}", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:
+        print(f"fused-recoder {arguments.command}: interrupted", file=sys.stderr)
+        code = 130
     sys.exit(code)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands with their flags."""
+    parser = argparse.ArgumentParser(prog="fused-recoder", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("env", help="print versions, build decision and devices")
+    _add_what_is_installed(commands)
+    commands.add_parser("bench", help="benchmarks, in a clone", add_help=False)
+    return parser
 
 
 def _add_what_is_installed(commands) -> None:
@@ -90,8 +100,14 @@ def _bench(arguments: list[str]) -> int | str:
     return subprocess.call([sys.executable, "-m", "bench", *arguments], cwd=clone)
 
 
+def _threads(text: str) -> int:
+    if not 1 <= int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_THREADS}, got {text}")
+    return int(text)
+
+
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--threads", type=_threads, help="CPU threads")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
 
 

@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..training import Vocabulary
-from ..training.files import errors_naming, read_lines
+from ..training.files import errors_naming, read_lines, require
 
 IRREGULAR = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
 PLURAL_IRREGULAR = {plural: singular for singular, plural in IRREGULAR.items()}
 NUMBERS = ("sing", "plur")  # labels 0 and 1
+COLUMNS = (  # of `generated.tab`, those that are used
+    "pattern", "constr_id", "sent_id", "class", "correct_number", "form", "prefix", "len_prefix",
+    "len_context",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class Agreement:
     correct: str
     wrong: str
     rest: tuple[str, ...] = ()  # the sentence from the verb on, where it is known
+
+    def __post_init__(self):
+        if not 0 <= self.subject < len(self.words):
+            raise ValueError(f"there is no subject at {self.subject} of {self.words}")
 
     def known(self, vocabulary: Vocabulary) -> bool:
         """Whether both forms and the subject are in the vocabulary."""
@@ -66,6 +74,8 @@ def read_giulianelli(path: Path) -> list[Agreement]:
     with errors_naming(path):
         for sentence, _, number, subject, verb, *_ in rows:
             words, place = tuple(sentence.split()), int(verb)
+            if not place < len(words):
+                raise ValueError(f"there is no word {place} in {sentence!r}")
             forms = words[place], other_form(words[place], number)
             label = NUMBERS.index(number)
             found.append(Agreement(words[:place], int(subject), label, *forms, words[place:]))
@@ -75,20 +85,34 @@ def read_giulianelli(path: Path) -> list[Agreement]:
 def read_gulordava(path: Path) -> list[Agreement]:
     """`generated.tab`; one item per pair of rows."""
     pairs: dict[tuple, dict[str, dict]] = {}
-    for row in csv.DictReader(read_lines(path), delimiter="\t"):
+    for row in _table(path, COLUMNS):
         key = (row["pattern"], row["constr_id"], row["sent_id"])
         pairs.setdefault(key, {})[row["class"]] = row
     found = []
-    for pair in pairs.values():
-        row = pair["correct"]
-        words = tuple(row["prefix"].split())
-        found.append(
-            Agreement(
-                words,
-                int(row["len_prefix"]) - int(row["len_context"]),
-                NUMBERS.index(row["correct_number"]),
-                row["form"],
-                pair["wrong"]["form"],
+    with errors_naming(path):
+        for key, pair in pairs.items():
+            require(f"the pair {key}", pair, ["correct", "wrong"])
+            row = pair["correct"]
+            words = tuple(row["prefix"].split())
+            found.append(
+                Agreement(
+                    words,
+                    int(row["len_prefix"]) - int(row["len_context"]),
+                    NUMBERS.index(row["correct_number"]),
+                    row["form"],
+                    pair["wrong"]["form"],
+                )
             )
-        )
     return found
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """Tab-separated rows under a header that names at least these columns."""
+    try:
+        rows = list(csv.DictReader(read_lines(path), delimiter="\t"))
+    except csv.Error as error:
+        raise ValueError(f"{path}: {error}") from error
+    for number, row in enumerate(rows, 2):
+        short = [name for name, value in row.items() if value is None]
+        require(f"{path}, line {number},", dict.fromkeys(set(row) - set(short)), columns)
+    return rows

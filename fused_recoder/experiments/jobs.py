@@ -19,7 +19,7 @@ from pathlib import Path
 from ..training import Config, NonFiniteError, Trainer
 from ..training.evaluation import BEST, CHECKPOINT
 from ..training.files import atomic_file, errors_naming, fcntl, read_json
-from .rows import CONFIG, RESULT, gather, result
+from .rows import CONFIG, RESULT, ROWS, gather, result
 
 WAIT = 5.0  # seconds between two looks at what other processes have done
 
@@ -47,12 +47,14 @@ class Training:
     def check(self, out: Path) -> None:
         """That the run in its row or folder is one of these settings."""
         path, row = out / self.name / CONFIG, result(out, self.name) or {}
-        found = [row["config"]] if "config" in row else []
+        found = {out / ROWS: row["config"]} if "config" in row else {}
         if path.exists():
-            found.append(read_json(path))
-        with errors_naming(path):
-            runs = [Config.from_dict(settings) for settings in found]
-        if any(run != self.config for run in runs):
+            found[path] = read_json(path)
+        for source, settings in found.items():
+            with errors_naming(source):
+                run = Config.from_dict(settings)
+            if run == self.config:
+                continue
             raise ValueError(
                 f"{str(out)!r} holds a run {self.name!r} with other settings: choose another folder"
             )

@@ -12,15 +12,37 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from ..training.curves import read_metrics
-from ..training.files import atomic_file, fcntl, parse_json, read_json
+from ..training.files import atomic_file, fcntl, parse_json, read_json, require
 
 ROWS, RESULT, CONFIG, METRICS = "rows.jsonl", "result.json", "config.json", "metrics.jsonl"
 POINTS = 100  # of a run's course, at most
 # What figures show of a run, by kind of the rows of its metrics; and step sizes, by their prefix.
 COURSE = {"train": ("step", "epoch", "loss", "delta"), "epoch": ("epoch", "valid_perplexity")}
 STEP_SIZE = "step_size/"
+# Of entries whose names end so; others are the business of who reads them.
+TYPES = {
+    "name": str, "status": str, "perplexity": (int, float), "per_second": (int, float),
+    "seed": int, "config": dict, "course": dict,
+}  # fmt: skip
+
+
+class Row(dict):
+    """What a job has found. What it lacks, or has of another type, is said with the file's name."""
+
+    def __init__(self, content: dict, where: str):
+        super().__init__(content)
+        self.where = where
+        require(where, content, ["name", "status"])
+        for key, value in content.items():
+            kind = next((k for name, k in TYPES.items() if key.endswith(name)), object)
+            if not isinstance(value, kind):
+                raise ValueError(f"{where}: {key} is no {kind}, it is {value!r}")
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise ValueError(f"{self.where}: the row of {self.get('name')!r} has no {key!r}")
 
 
 def result(out: Path, name: str) -> dict | None:
@@ -55,7 +77,7 @@ def _parse(path: Path, state: tuple[int, int, int]) -> dict[str, dict]:
     rows: dict[str, dict] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{str(path)!r}, line {number}"
-        row = parse_json(line, where, ["name", "status"])
+        row = Row(parse_json(line, where), where)
         if row["name"] in rows:
             raise ValueError(f"{where}: a second row of {row['name']!r}; keep one of them")
         rows[row["name"]] = row
@@ -76,7 +98,8 @@ def gather(out: Path) -> None:
 
 
 def _row(folder: Path) -> dict:
-    row = {**read_json(folder / RESULT, ["status"]), "name": folder.name}
+    path = folder / RESULT
+    row = Row({**read_json(path), "name": folder.name}, str(path))
     if (folder / CONFIG).exists():
         row["config"] = read_json(folder / CONFIG)
     if (folder / METRICS).exists():

@@ -22,6 +22,7 @@ from .files import atomic_file, errors_naming, parse_json, require
 
 FORMAT = "fused_recoder checkpoint 2"
 WITHOUT_CHECKSUM = "fused_recoder checkpoint 1"
+OURS = {"about", "checksum", "vocabulary"}  # entries that tell a checkpoint whose format is damaged
 
 
 def save_checkpoint(
@@ -46,7 +47,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Vocabulary]:
         raise ValueError(f"{path} is not a checkpoint of fused_recoder")
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if header["format"] == FORMAT:
+    if header["format"] == FORMAT or "checksum" in header:
         require(path, header, ["checksum"])
         if _checksum(tensors, header) != header["checksum"]:
             raise ValueError(f"{path} is damaged: its content does not have its checksum")
@@ -54,7 +55,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Vocabulary]:
     about = parse_json(header["about"], f"{path}: about", ["config"])
     with errors_naming(path):
         Config.from_dict(about["config"])
-        vocabulary = Vocabulary(header["vocabulary"].removesuffix("\n").split("\n"))
+        vocabulary = Vocabulary.from_bytes(header["vocabulary"].encode())
     return tensors, about, vocabulary
 
 
@@ -67,10 +68,11 @@ def checkpoint_header(path: Path) -> dict[str, str] | None:
             header = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
-    if not header.get("format", "").startswith("fused_recoder checkpoint"):
+    kind = header.get("format", "")
+    if not kind.startswith("fused_recoder checkpoint") and not header.keys() & OURS:
         return None
-    if header["format"] not in (FORMAT, WITHOUT_CHECKSUM):
-        raise ValueError(f"{path} is of format {header['format']!r}, this reads {FORMAT!r}")
+    if kind not in (FORMAT, WITHOUT_CHECKSUM):
+        raise ValueError(f"{path} is of format {kind!r}, this reads {FORMAT!r}")
     return header
 
 

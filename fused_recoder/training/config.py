@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from .files import read_lines
+from .files import errors_naming, read_lines
 
 
 def _option(default, help: str, choices: tuple | None = None):
@@ -100,6 +100,10 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive int, got {value!r}")
+        for name in ("max_vocab", "embedding_size"):
+            value = getattr(self, name)
+            if value is not None and not (_has_type(value, "int") and value >= 1):
+                raise ValueError(f"{name} must be a positive int or None, got {value!r}")
         for name in ("lr", "clip", "init_bound", "decay"):
             value = getattr(self, name)
             optional = name in ("clip", "init_bound") and value is None
@@ -113,6 +117,10 @@ class Config:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name} must be one of {list(choices)}, got {value!r}")
+            if not _has_type(value, f.type):
+                raise ValueError(f"{f.name} must be of type {f.type}, got {value!r}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must have at most 64 bits, got {self.seed}")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is for optimizer='sgd', not for {self.optimizer!r}")
 
@@ -153,6 +161,16 @@ def recipe_names() -> list[str]:
 
 def read_recipe(name: str | Path) -> dict:
     """The settings a recipe names, those of its `base` first."""
+    settings = _read_recipe(name, [])
+    with errors_naming(Path(name)):
+        Config.from_dict(settings)
+    return settings
+
+
+def _read_recipe(name: str | Path, derived: list[str]) -> dict:
+    """`derived` are the recipes that have this one as their base."""
+    if str(name) in derived:
+        raise ValueError(f"recipe {name} is its own base: {' > '.join([*derived, str(name)])}")
     if str(name).endswith(".toml"):
         text = "\n".join(read_lines(Path(name)))
     elif name in recipe_names():
@@ -164,7 +182,23 @@ def read_recipe(name: str | Path) -> dict:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"recipe {name} is not valid TOML: {error}") from error
     base = values.pop("base", None)
-    return values if base is None else read_recipe(base) | values
+    if base is None:
+        return values
+    with errors_naming(Path(name)):
+        return _read_recipe(base, [*derived, str(name)]) | values
+
+
+TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "dict": dict}
+
+
+def _has_type(value: object, annotation: str) -> bool:
+    """Whether it is what a field says of itself, e.g. `int | None`."""
+    names = annotation.split(" | ")
+    if value is None:
+        return "None" in names
+    if isinstance(value, bool):  # which is an int, too
+        return "bool" in names
+    return isinstance(value, tuple(k for name in names if (k := TYPES.get(name))))
 
 
 def _is_number(value) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
@@ -16,8 +17,21 @@ def read_metrics(folder: Path) -> dict[str, list[dict]]:
             row = json.loads(line)
         except ValueError:
             continue  # cut off by a full disk
-        rows[row["kind"]].append(row)
+        if _is_row(row):
+            rows[row["kind"]].append(row)
     return rows
+
+
+def _is_row(row: object) -> bool:
+    """Numbers by name, and what kind of row it is."""
+    if not isinstance(row, dict) or row.get("kind") not in ("train", "epoch", "test"):
+        return False
+    return all(isinstance(value, (int, float)) for name, value in row.items() if name != "kind")
+
+
+def _column(rows: list[dict], name: str) -> list[float]:
+    """One number of each row; where it has none, not a number."""
+    return [float(row.get(name, math.nan)) for row in rows]
 
 
 def draw_curves(
@@ -60,9 +74,9 @@ def _perplexities(axis, runs, names) -> None:
     for run, name, colour in zip(runs, names, COLOURS, strict=False):
         train, epochs = run["train"], run["epoch"]
         prefix = f"{name}, " if len(runs) > 1 else ""
-        x, y = [r["epoch"] for r in train], [r["perplexity"] for r in train]
+        x, y = _column(train, "epoch"), _column(train, "perplexity")
         axis.plot(x, y, color=colour, alpha=0.35, linewidth=1, label=prefix + "training")
-        x, y = [r["epoch"] for r in epochs], [r["valid_perplexity"] for r in epochs]
+        x, y = _column(epochs, "epoch"), _column(epochs, "valid_perplexity")
         axis.plot(x, y, "o-", color=colour, markersize=3.5, label=prefix + "validation")
     axis.set_yscale("log")
     axis.set_title("perplexity", loc="left")
@@ -82,10 +96,9 @@ def _plain_ticks(axis) -> None:
 def _signal(axis, runs) -> None:
     for run, name, colour in runs:
         rows = [r for r in run["train"] if "delta" in r]
-        x = [r["epoch"] for r in rows]
+        x, delta, after = (_column(rows, name) for name in ("epoch", "delta", "delta_after"))
         prefix = f"{name}, " if len(runs) > 1 else ""
-        axis.plot(x, [r["delta"] for r in rows], color=colour, alpha=0.4, label=prefix + "before")
-        after = [r["delta_after"] for r in rows]
+        axis.plot(x, delta, color=colour, alpha=0.4, label=prefix + "before")
         axis.plot(x, after, color=colour, label=prefix + "after recoding")
     axis.set_title("signal δ, mean over tokens", loc="left")
     axis.legend()
@@ -95,13 +108,13 @@ def _by_state(axis, run) -> None:
     """Step sizes where they change, else the norms of the recoding gradients."""
     rows = [r for r in run["train"] if "delta" in r]
     sizes = [name for name in rows[0] if name.startswith("step_size/")]
-    change = any(len({r[name] for r in rows}) > 1 for name in sizes)
+    change = any(len(set(_column(rows, name))) > 1 for name in sizes)
     kind = "step_size" if change else "recoding_gradient_norm"
     shown = [name for name in rows[0] if name.startswith(kind + "/")]
     for name, colour in zip(shown, COLOURS, strict=False):
         state = name.split("/")[1]
         label = f"{'hidden' if state[0] == 'h' else 'cell'} state, layer {state[1:]}"
-        axis.plot([r["epoch"] for r in rows], [r[name] for r in rows], color=colour, label=label)
+        axis.plot(_column(rows, "epoch"), _column(rows, name), color=colour, label=label)
     title = "step size" if change else "norm of the recoding gradient"
     axis.set_title(f"{title}, mean over tokens", loc="left")
     axis.legend()

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import atomic_file, errors_naming, read_lines
+from .files import SEAL, errors_naming, is_whole, read_lines, sealed_file
 
 EOS, UNK = "<eos>", "<unk>"
 SPLITS = ("train", "valid", "test")
 IGNORE = -100
-CACHE_FORMAT = b"fused_recoder tokens 1"  # change it when the meaning of cached files changes
+CACHE_FORMAT = b"fused_recoder tokens 2"  # change it when the meaning of cached files changes
 
 
 class Vocabulary:
@@ -85,6 +85,10 @@ class Vocabulary:
     def to_bytes(self) -> bytes:
         return ("\n".join(self.words) + "\n").encode()
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Vocabulary:
+        return cls(data.decode().removesuffix("\n").split("\n"))
+
 
 class Corpus:
     """Vocabulary and token ids of a folder of text.
@@ -121,7 +125,7 @@ class Corpus:
         """`<eos>`, then all tokens of a split: int32 `[N + 1]`, memory-mapped."""
         key = self._key(split, self.vocabulary.to_bytes())
         path = self.cache / f"{key}.npy"
-        if not path.exists():
+        if not is_whole(path):
             ids = array("i", [self.vocabulary.ids[EOS]])
             end = [EOS]
             for number, words in enumerate(_lines(self.path(split)), 1):
@@ -162,8 +166,8 @@ class Corpus:
 
     def _make_vocabulary(self, max_vocab: int | None, min_count: int) -> Vocabulary:
         path = self.cache / f"{self._key('train', f'{max_vocab} {min_count}'.encode())}.vocab"
-        if path.exists():
-            return Vocabulary.load(path)
+        if is_whole(path):
+            return Vocabulary.from_bytes(path.read_bytes()[:-SEAL])
         vocabulary = Vocabulary.from_text(self.path("train"), max_vocab, min_count)
         with self._writing(path) as file:
             file.write(vocabulary.to_bytes())
@@ -183,7 +187,7 @@ class Corpus:
                 f"cannot keep encoded text in {str(self.cache)!r} ({error}): set "
                 "FUSED_RECODER_CACHE to a folder that can be written"
             ) from error
-        return atomic_file(path)
+        return sealed_file(path)
 
 
 def cache_folder() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,14 +112,15 @@ def load_model(path: str | Path, **changes) -> Loaded:
     `signal=None` takes it off a recoding one.
     """
     path = Path(path)
-    if path.is_dir():
+    of_a_run = path.is_dir()
+    if of_a_run:
         found = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
         if not found:
             raise FileNotFoundError(f"{path} holds neither {BEST} nor {CHECKPOINT}")
         path = found[0]
     if not path.is_file():
         raise FileNotFoundError(f"no model {path}")
-    if path.suffix == ".safetensors" and checkpoint_header(path) is not None:
+    if of_a_run or (path.suffix == ".safetensors" and checkpoint_header(path) is not None):
         tensors, about, vocabulary = load_checkpoint(path)
         config, size = Config.from_dict(about["config"]), len(vocabulary)
         weights = tensors_under("model.", tensors) or tensors  # of a run in progress, or its best
@@ -126,7 +128,8 @@ def load_model(path: str | Path, **changes) -> Loaded:
         config, size, weights = read_plain_weights(path)
         vocabulary, about = None, {}
     config = config.replace(**changes)
-    model = build_model(config, size, dataset_size=about.get("train_tokens"))
+    with nullcontext() if changes else errors_naming(path):  # changes are nothing of the file's
+        model = build_model(config, size, dataset_size=about.get("train_tokens"))
     with errors_naming(path):
         load_weights(model, weights, other_recoder=vocabulary is None or bool(changes))
     return Loaded(model, config, vocabulary, about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,38 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+
+SEAL = 16  # bytes
+
+
+@contextmanager
+def sealed_file(path: Path) -> Iterator[BinaryIO]:
+    """An `atomic_file` that ends with a checksum of all before it: see `is_whole`."""
+    with atomic_file(path) as file:
+        yield file
+        file.flush()
+        with open(file.name, "rb") as written:
+            file.write(_checksum(written, os.fstat(written.fileno()).st_size))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a `sealed_file` is there, and as it was written."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size - SEAL
+            return size >= 0 and _checksum(file, size) == file.read()
+    except OSError:
+        return False
+
+
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Of the first `size` bytes, which are read."""
+    digest = hashlib.blake2b(digest_size=SEAL)
+    while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.digest()
 
 
 @contextmanager
@@ -90,6 +123,8 @@ def errors_naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
+        if str(path) in str(error):
+            raise
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fused_recoder as fr
 
 from .config import Config
+from .files import errors_naming
 
 
 def build_model(
@@ -83,7 +84,10 @@ def _call(what: str, make, options: dict, *arguments):
     known = list(inspect.signature(make).parameters)[len(arguments) :]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"{what} must be among {known}, got {unknown}")
-    return make(*arguments, **options)
+    try:
+        return make(*arguments, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -132,32 +136,54 @@ def read_plain_weights(path: Path) -> tuple[Config, int, dict[str, Tensor]]:
     Expects `encoder.weight`, `rnn.weight_ih_l0` and so on, `decoder.weight`, as in PyTorch's own
     examples; in a file of `torch.save(model.state_dict(), ...)` or in safetensors.
     """
+    with errors_naming(path):
+        weights = _read_tensors(path)
+        config, vocab_size = _sizes_of(weights)
+    weights.setdefault("decoder.bias", weights["decoder.weight"].new_zeros(vocab_size))
+    return config, vocab_size, weights
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """A state dict of a word language model, whatever it is saved in."""
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        weights = load_file(path)
+        try:
+            weights = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"it is damaged: {error}") from error
     else:
         try:
             weights = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ValueError(
-                f"{path} is not a state dict: save it with torch.save(model.state_dict(), ...), "
-                f"not the model itself ({type(error).__name__})"
+                "it is not a state dict: save it with torch.save(model.state_dict(), ...), not the "
+                f"model itself ({type(error).__name__})"
             ) from error
-    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
-        raise ValueError(f"{path} must hold a state dict: names and tensors")
+    if not isinstance(weights, dict) or not all(
+        isinstance(n, str) and isinstance(t, Tensor) for n, t in weights.items()
+    ):
+        raise ValueError("it must hold a state dict: names and tensors")
     weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
     needed = ("encoder.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "decoder.weight")
     if missing := [name for name in needed if name not in weights]:
-        raise ValueError(f"{path} has no {missing}; it holds {sorted(weights)}")
+        raise ValueError(f"it has no {missing}; it holds {sorted(weights)}")
+    return weights
+
+
+def _sizes_of(weights: dict[str, Tensor]) -> tuple[Config, int]:
+    """The settings of a word language model, and the size of its vocabulary."""
+    for name in ("encoder.weight", "rnn.weight_hh_l0", "decoder.weight"):
+        if weights[name].dim() != 2:
+            raise ValueError(f"{name} must be a matrix, got shape {tuple(weights[name].shape)}")
     vocab_size, embedding_size = weights["encoder.weight"].shape
     rows, hidden_size = weights["rnn.weight_hh_l0"].shape
     if rows != 4 * hidden_size:
         raise ValueError(
-            f"{path} does not hold an LSTM: rnn.weight_hh_l0 has {rows} rows for {hidden_size} "
+            f"it does not hold an LSTM: rnn.weight_hh_l0 has {rows} rows for {hidden_size} "
             "hidden units, an LSTM has four per unit"
         )
-    weights.setdefault("decoder.bias", weights["decoder.weight"].new_zeros(vocab_size))
     config = Config(
         embedding_size=embedding_size,
         hidden_size=hidden_size,
@@ -167,4 +193,4 @@ def read_plain_weights(path: Path) -> tuple[Config, int, dict[str, Tensor]]:
         rnn_options={} if "rnn.bias_ih_l0" in weights else {"bias": False},
         signal=None,
     )
-    return config, vocab_size, weights
+    return config, vocab_size

@@ -138,13 +138,13 @@ class Trainer:
         _check_is_of_a_run(path, tensors, about, world)
         config = _resumed_config(path, Config.from_dict(about["config"]), changes)
         given = {"callbacks": callbacks, "test": test, "processes": processes}
-        trainer = cls(config, data or about["data"], out, **given, _vocabulary=vocabulary)
-        for split in SPLITS:
-            if trainer.corpus.digest(split) != about["digests"][split]:
-                raise ValueError(
-                    f"{trainer.corpus.path(split)} is not the text that {path} was trained with"
-                )
         with errors_naming(path):
+            trainer = cls(config, data or about["data"], out, **given, _vocabulary=vocabulary)
+            for split in SPLITS:
+                if trainer.corpus.digest(split) != about["digests"].get(split):
+                    raise ValueError(
+                        f"{trainer.corpus.path(split)} is not the text that {path} was trained with"
+                    )
             trainer._go_on_from(tensors, about)
         return trainer
 
@@ -442,7 +442,17 @@ class Trainer:
 
 def _check_is_of_a_run(path: Path, tensors: dict[str, Tensor], about: dict, world: int) -> None:
     """That a checkpoint has what a run of so many processes needs to go on."""
-    require(path, about, ["progress", "processes", "data", "digests", "metrics_bytes"])
+    needed = {
+        "progress": dict,
+        "processes": int,
+        "data": str,
+        "digests": dict,
+        "metrics_bytes": int,
+    }
+    require(path, about, needed)
+    for name, kind in needed.items():
+        if not isinstance(about[name], kind):
+            raise ValueError(f"{path}: {name} must be of type {kind.__name__}, got {about[name]!r}")
     if world != about["processes"]:
         raise ValueError(
             f"{path} is of {about['processes']} processes: states are kept per process, so "

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from .child import Child
 
-FUZZERS = ("differential", "reading", "calls")
+FUZZERS = ("differential", "reading", "calls", "files", "commands")
 
 
 def repeat(fuzzer: str, seed: int) -> None:

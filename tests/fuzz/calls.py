@@ -96,10 +96,12 @@ def _other_values(generator: random.Random, tensor: torch.Tensor) -> torch.Tenso
     if tensor.dtype == torch.bool:
         return ~tensor
     value = generator.choice(FLOATS if tensor.is_floating_point() else INTEGERS)
-    tensor = tensor.clone()
-    if generator.random() < 0.5 or tensor.numel() == 0:
-        return torch.full_like(tensor, value)
-    tensor.view(-1)[generator.randrange(tensor.numel())] = value
+    kind = torch.float64 if isinstance(value, float) else torch.int64
+    value = torch.tensor(value, dtype=kind).to(tensor.dtype)  # what is too large becomes infinite
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
+    at = generator.randrange(tensor.numel()) if tensor.numel() else 0
+    where = slice(None) if generator.random() < 0.5 else slice(at, at + 1)
+    tensor.view(-1)[where] = value
     return tensor
 
 
@@ -120,6 +122,8 @@ def _other_shape(generator: random.Random, tensor: torch.Tensor) -> torch.Tensor
 
 
 def _other_tensor(generator: random.Random, tensor: torch.Tensor) -> Any:
+    if tensor.is_meta or tensor.is_sparse:  # changed before: odd enough
+        return None
     kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32,
              torch.uint8, torch.bool, torch.complex64)  # fmt: skip
     return generator.choice(
@@ -130,7 +134,7 @@ def _other_tensor(generator: random.Random, tensor: torch.Tensor) -> Any:
             lambda: tensor.repeat_interleave(2, -1)[..., ::2] if tensor.dim() else None,
             lambda: None,
             lambda: tensor.to("meta"),
-            lambda: tensor.to_sparse() if tensor.numel() and not tensor.is_meta else tensor,
+            lambda: tensor.to_sparse() if tensor.numel() else tensor,
         )
     )()
 

@@ -22,8 +22,8 @@ MEMORY = 12 << 30  # bytes of address space: what asks for more gets an error, n
 class Child:
     """A process that checks one seed after the other; a new one takes over where one has died."""
 
-    def __init__(self, fuzzer: str, seconds: float = 60):
-        self.fuzzer, self.seconds = fuzzer, seconds
+    def __init__(self, fuzzer: str, seconds: float = 300):
+        self.fuzzer, self.seconds = fuzzer, seconds  # that a case may take before it hangs
         self._process: subprocess.Popen | None = None
 
     def __enter__(self) -> Child:
@@ -47,16 +47,20 @@ class Child:
 
     def _start(self) -> None:
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._files = tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.child", self.fuzzer],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, cwd=ROOT,
+            env=os.environ | {"TMPDIR": self._files.name},  # what it leaves goes with it
         )  # fmt: skip
+        self._process.stdout.readline()  # it is ready
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._said.close()
+            self._files.cleanup()
         self._process = None
 
     def _post_mortem(self) -> str:
@@ -86,9 +90,12 @@ def main(fuzzer: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    check = importlib.import_module(f"tests.fuzz.{fuzzer}").check
+    module = importlib.import_module(f"tests.fuzz.{fuzzer}")
+    getattr(module, "prepare", lambda: None)()
+    answers.write("ready\n")
+    answers.flush()
     for line in sys.stdin:
-        answers.write(json.dumps(_complaint(check, int(line))) + "\n")
+        answers.write(json.dumps(_complaint(module.check, int(line))) + "\n")
         answers.flush()
 
 
