@@ -20,12 +20,12 @@ def recode_forward(rnn: RecodingLSTMBase, call: Call) -> ForwardResult:
     signal, spec = rnn.signal, rnn.spec
     weights = [weight for layer in rnn.all_weights for weight in layer]
     decodes = call.loss or (signal is not None and signal.needs_decoder)
-    decoder = rnn.decoder_parameters() if decodes else (None, None)
+    decoder: tuple = rnn.decoder_parameters() if decodes else (None, None)
+    if not (call.loss or spec.exact):  # a constant: nothing arrives there
+        decoder = tuple(None if t is None else t.detach() for t in decoder)
     step = step_tensors(rnn)
     x, weights, decoder = autocast(call.input, weights, decoder)
-    saves = what_to_save(
-        [x, call.h0, call.c0, *weights], step, decoder if call.loss or spec.exact else ()
-    )
+    saves = what_to_save([x, call.h0, call.c0, *weights], step, decoder)
     dropout, output_dropout = rnn.active_dropout
     arguments = ForwardArguments(
         input=x, h0=call.h0, c0=call.c0, weights=weights,

@@ -162,6 +162,21 @@ def test_mistakes_are_answered_in_a_sentence(text, tmp_path, call, arguments, me
     assert message in errors
 
 
+def test_threads_are_those_a_machine_may_have(text, tmp_path, call):
+    for threads in ("0", "-1", "1000000", "many"):
+        code, _, errors = call("train", text, "--out", tmp_path / "run", "--threads", threads)
+        assert code == 2
+        assert "--threads" in errors
+
+
+def test_an_interrupt_is_no_traceback(call, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_eval", interrupted)
+    assert call("eval", "x") == (130, "", "fused-recoder eval: interrupted\n")
+
+
 def test_bench_is_that_of_the_clone(capfd, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         cli.main(["bench", "--help"])

@@ -81,6 +81,28 @@ def test_text_is_encoded_once_and_again_when_it_changes(folder, cache, monkeypat
     assert len(reads) == 2  # for the vocabulary and for the ids
 
 
+@pytest.mark.parametrize("place", [0, 90, -1])
+def test_a_damaged_cache_is_made_anew(folder, cache, place):
+    """A flipped bit in ids or words would be other text; a broken file would be no text at all."""
+    before = {split: np.array(Corpus(folder)[split]) for split in ("train", "test")}
+    files = [*cache.glob("*.npy"), *cache.glob("*.vocab")]
+    assert len(files) == 3
+    whole = {path: path.read_bytes() for path in files}
+    flipped = {
+        path: content[: place % len(content)]
+        + bytes([content[place % len(content)] ^ 1])
+        + content[place % len(content) :][1:]
+        for path, content in whole.items()
+    }
+    for damaged in (flipped, {path: content[:-20] for path, content in whole.items()},
+                    dict.fromkeys(files, b"")):  # fmt: skip
+        for path, content in damaged.items():
+            path.write_bytes(content)
+        for split, ids in before.items():
+            np.testing.assert_array_equal(Corpus(folder)[split], ids)
+        assert {path: path.read_bytes() for path in files} == whole
+
+
 def test_limits_and_vocabularies_do_not_share_a_cache(folder):
     all_words, few = Corpus(folder), Corpus(folder, max_vocab=3)
     assert not np.array_equal(all_words["train"], few["train"])

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from conftest import SIGNALS, STATES, forward_arguments, make_inputs, make_pair, saved_by_name
+from conftest import (
+    SIGNALS,
+    STATES,
+    forward_arguments,
+    make_inputs,
+    make_pair,
+    relative_error,
+    saved_by_name,
+)
 
 import fused_recoder as fr
 
@@ -116,6 +124,20 @@ def test_frozen_weights_still_train_the_step():
         for m in (rnn, oracle)
     ]
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("signal", ["nll", "entropy", None])
+def test_a_decoder_trains_on_a_frozen_rnn(signal):
+    """In detached mode the decoder is a constant of the recoder: nothing arrives there."""
+    rnn, oracle, decoder = make_pair(signal=signal)
+    x, _, y = make_inputs(rnn)
+    grads = []
+    for m in (rnn, oracle):
+        m.requires_grad_(False)
+        output, _ = m(x.detach(), targets=y)
+        loss = torch.nn.functional.cross_entropy(decoder(output).flatten(0, 1), y.flatten())
+        grads.append(torch.autograd.grad(loss, decoder.weight)[0])
+    assert relative_error(*grads) < 1e-10
 
 
 def test_second_derivatives_are_refused_with_a_way_out():

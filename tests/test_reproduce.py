@@ -282,6 +282,16 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
         ('["b"]', " must be a JSON object, got list"),
         ('{"name": "b"}', " has no 'status'"),
         ('{"name": "a", "status": "finished"}', ": a second row of 'a'"),
+        ('{"name": ["b"], "status": "finished"}', ": name must be a str, got ['b']"),
+        ('{"name": "b", "status": "finished", "seed": "1"}', ": seed must be an int, got '1'"),
+        (
+            '{"name": "b", "status": "finished", "test_perplexity": "9"}',
+            ": test_perplexity must be a number, got '9'",
+        ),
+        (
+            '{"name": "baseline.seed1", "status": "finished"}',
+            ": the row of 'baseline.seed1' has no 'seed'",
+        ),
     ],
 )
 def test_a_broken_row_is_named(text, tmp_path, capsys, line, message):

@@ -136,6 +136,7 @@ def test_mistakes_are_answered_in_a_sentence(text, tmp_path, capsys):
         ("nonsense", "Could not parse"),
         ("sqlite:////nowhere/at/all.db", "unable to open database file"),
         ("oracle+cx_oracle://x", "cx_oracle"),
+        ("{a}", "a"),
     ],
 )
 def test_a_database_that_cannot_be_opened_is_named(text, tmp_path, capsys, url, reason):

@@ -639,6 +639,29 @@ def test_recipes_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("size = 3", r"unknown settings: \['size'\]"),
+        ('dropout = "much"', "dropout must be of type float, got 'much'"),
+        ("tie_weights = 1", "tie_weights must be of type bool, got 1"),
+        ("signal_options = 3", "signal_options must be of type dict, got 3"),
+        ("max_vocab = 0", "max_vocab must be a positive int or None, got 0"),
+        ('embedding_size = "x"', "embedding_size must be a positive int or None, got 'x'"),
+        (f"seed = {2**70}", "seed must have at most 64 bits"),
+        ('base = "thesys"', r"one of .*'thesis'.*, got 'thesys'"),
+        ("base = 3", r"one of .*'thesis'.*, got 3"),
+        ('base = "{here}"', "is its own base: .*mine.toml > .*mine.toml"),
+    ],
+    ids=lambda value: value.split()[0],
+)
+def test_what_is_wrong_in_a_recipe_is_said_with_its_name(tmp_path, content, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(content.replace("{here}", str(path)))
+    with pytest.raises(ValueError, match=rf"mine\.toml.*{message}"):
+        Config.recipe(path)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be a positive int, got 0"),
@@ -662,6 +685,12 @@ def test_bad_settings_are_named(settings, message):
         ({"step": "long"}, "step must be a number or one of .*'learned'.*, got 'long'"),
         ({"signal_options": {"q": 1}}, r"signal_options of 'nll' must be among .*\['q'\]"),
         ({"step": 0.1, "step_options": {"init": 1}}, "a step that is a number takes no"),
+        (
+            {"signal": "mc_dropout", "signal_options": {"p": "x"}},
+            "signal_options of 'mc_dropout': ",
+        ),
+        ({"step": "learned", "step_options": {"init": -1}}, "step_options of 'learned': init must"),
+        ({"signal": "ensemble", "decoder_options": {"num_members": "x"}}, "decoder_options: num_m"),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_text import TINY, exact_metrics, write_text
+from torch import nn
 
 from fused_recoder.analysis.agreement import read_giulianelli, read_gulordava
 from fused_recoder.analysis.sentences import read_sentences
@@ -24,8 +25,13 @@ from fused_recoder.training import (
     load_model,
     run_folder,
 )
-from fused_recoder.training.checkpoint import load_checkpoint
+from fused_recoder.training.checkpoint import (
+    checkpoint_header,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fused_recoder.training.config import read_recipe
+from fused_recoder.training.curves import read_metrics
 from fused_recoder.training.files import only_process_in
 
 
@@ -268,6 +274,95 @@ def test_broken_settings_of_a_job_are_named(tmp_path, content):
     (tmp_path / "nll.seed1" / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"nll\.seed1.config\.json"):
         jobs.Training("nll", tiny()).check(tmp_path)
+
+
+def test_the_best_model_of_a_run_is_not_taken_for_somebodys_weights(finished):
+    """Whatever is left of what it said about itself."""
+    path = finished / "best.safetensors"
+    tensors, header = load_file(path), checkpoint_header(path)
+    for lost in ({"format"}, {"about", "vocabulary"}, set(header)):
+        save_file(tensors, path, {n: text for n, text in header.items() if n not in lost})
+        for load in (lambda: load_model(finished), lambda: load_checkpoint(path)):
+            with pytest.raises(ValueError, match=r"best\.safetensors (is|has)"):
+                load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": {"hidden_size": "x"}}, "hidden_size must be"),
+        ({"config": {"signal": "sorrow"}}, "signal must be"),
+        ({"config": {"hidden_size": 11}}, "size mismatch"),
+        ({"progress": {"steps": 3}}, "steps"),
+        ({"progress": 3}, "progress must be of type dict, got 3"),
+        ({"digests": True}, "digests must be of type dict, got True"),
+        ({"data": 5}, "data must be of type str, got 5"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_in_a_checkpoint_is_named_with_its_file(finished, changes, message):
+    path = finished / "checkpoint.safetensors"
+    tensors, about, vocabulary = load_checkpoint(path)
+    for name, value in changes.items():
+        about[name] = about[name] | value if isinstance(value, dict) else value
+    save_checkpoint(path, tensors, about, vocabulary)
+    with pytest.raises(ValueError, match=rf"(?s)checkpoint\.safetensors: .*{message}"):
+        Trainer.resume(finished)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, "has no"),
+        ({1: torch.zeros(1)}, "must hold a state dict"),
+        ({"encoder.weight": torch.zeros(3)}, r"encoder\.weight must be a matrix, got shape \(3,\)"),
+        ({"decoder.weight": torch.zeros(7, 5).half()}, "dtype must be one of"),
+        ({"decoder.weight": torch.zeros(6, 5)}, "size mismatch"),
+        ({"rnn.weight_hh_l0": torch.zeros(21, 5)}, "does not hold an LSTM"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_in_plain_weights_is_named_with_its_file(tmp_path, weights, message):
+    parts = {"encoder": nn.Embedding(7, 5), "rnn": nn.LSTM(5, 5), "decoder": nn.Linear(5, 7)}
+    whole = nn.ModuleDict(parts).state_dict() if weights else {}
+    torch.save({**whole, **weights}, tmp_path / "plain.pt")
+    with pytest.raises(ValueError, match=rf"(?s)plain\.pt: .*{message}"):
+        load_model(tmp_path / "plain.pt")
+
+
+def test_rows_of_metrics_that_are_damaged_are_left_out(tmp_path):
+    """A run that has trained for days must not fail in drawing its curves."""
+    good = {"kind": "train", "step": 1, "epoch": 0.5, "perplexity": 9.0, "delta": 2.0}
+    rows = [good, good | {"perplexity": "x"}, {"step": 1}, [1], None, good | {"kind": ["train"]},
+            good | {"kind": "play"}, {"kind": "epoch"}, good | {"step_size/h0": 1.0}]  # fmt: skip
+    lines = [json.dumps(row) for row in rows] + ['{"kind": "tr']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = read_metrics(tmp_path)
+    assert found == {"train": [good, rows[-1]], "epoch": [{"kind": "epoch"}], "test": []}
+    assert draw_curves(tmp_path).is_file()
+
+
+HEADER = "pattern\tconstr_id\tsent_id\tclass\tcorrect_number\tform\tprefix\tlen_prefix\tlen_context"
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_gulordava, "pattern\tsent_id\np\t1\n", "line 2, has no .*'constr_id'"),
+        (read_gulordava, HEADER + "\np\t1\n", "line 2, has no .*'class'"),
+        (read_gulordava, HEADER + "\np\t1\t1\tcorrect\tsing\tis\ta\t1\t1\n", "has no 'wrong'"),
+        (read_giulianelli, "the dog\tD N\tsing\t1\n", "not enough values"),
+        (read_giulianelli, "the dog is\tD N\tsing\t1\t3\n", "there is no word 3"),
+        (read_giulianelli, "the dog is\tD N\tsing\t2\t2\n", "there is no subject at 2"),
+        (read_giulianelli, "the dog is\tD N\tdual\t1\t2\n", "'dual'"),
+    ],
+)
+def test_what_does_not_fit_in_a_set_of_sentences_is_named_with_its_file(
+    tmp_path, read, content, message
+):
+    (tmp_path / "set.tsv").write_text(content)
+    with pytest.raises(ValueError, match=rf"set\.tsv.*{message}"):
+        read(tmp_path / "set.tsv")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def read_giulianelli(path: Path) -> list[Agreement]:
             if not place < len(words):
                 raise ValueError(f"there is no word {place} in {sentence!r}")
             forms = words[place], other_form(words[place], number)
-            label = NUMBERS.index(number)
+            label = _label(number)
             found.append(Agreement(words[:place], int(subject), label, *forms, words[place:]))
     return found
 
@@ -98,12 +98,18 @@ def read_gulordava(path: Path) -> list[Agreement]:
                 Agreement(
                     words,
                     int(row["len_prefix"]) - int(row["len_context"]),
-                    NUMBERS.index(row["correct_number"]),
+                    _label(row["correct_number"]),
                     row["form"],
                     pair["wrong"]["form"],
                 )
             )
     return found
+
+
+def _label(number: str) -> int:
+    if number not in NUMBERS:
+        raise ValueError(f"a number must be one of {NUMBERS}, got {number!r}")
+    return NUMBERS.index(number)
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:

@@ -22,10 +22,11 @@ POINTS = 100  # of a run's course, at most
 # What figures show of a run, by kind of the rows of its metrics; and step sizes, by their prefix.
 COURSE = {"train": ("step", "epoch", "loss", "delta"), "epoch": ("epoch", "valid_perplexity")}
 STEP_SIZE = "step_size/"
+NUMBER, OBJECT, ANYTHING = ("a number", (int, float)), ("an object", dict), ("anything", object)
 # Of entries whose names end so; others are the business of who reads them.
-TYPES = {
-    "name": str, "status": str, "perplexity": (int, float), "per_second": (int, float),
-    "seed": int, "config": dict, "course": dict,
+TYPES: dict[str, tuple[str, type | tuple]] = {
+    "name": ("a str", str), "status": ("a str", str), "seed": ("an int", int), "config": OBJECT,
+    "course": OBJECT, "perplexity": NUMBER, "per_second": NUMBER,
 }  # fmt: skip
 
 
@@ -37,9 +38,9 @@ class Row(dict):
         self.where = where
         require(where, content, ["name", "status"])
         for key, value in content.items():
-            kind = next((k for name, k in TYPES.items() if key.endswith(name)), object)
+            what, kind = next((t for name, t in TYPES.items() if key.endswith(name)), ANYTHING)
             if not isinstance(value, kind):
-                raise ValueError(f"{where}: {key} is no {kind}, it is {value!r}")
+                raise ValueError(f"{where}: {key} must be {what}, got {value!r}")
 
     def __missing__(self, key: str) -> NoReturn:
         raise ValueError(f"{self.where}: the row of {self.get('name')!r} has no {key!r}")

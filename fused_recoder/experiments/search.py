@@ -177,7 +177,7 @@ def _open_storage(url: str) -> RDBStorage:
                 grace_period=180,
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
             )
-        except (SQLAlchemyError, ImportError, OSError) as error:
+        except (SQLAlchemyError, ImportError, OSError, LookupError) as error:
             shown, reason = re.sub(r":[^:/@]*@", ":***@", url), str(error).strip().splitlines()[0]
             raise ValueError(
                 f"--storage must be the URL of a database that can be opened, got {shown!r}: "

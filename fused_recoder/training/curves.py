@@ -107,14 +107,16 @@ def _signal(axis, runs) -> None:
 def _by_state(axis, run) -> None:
     """Step sizes where they change, else the norms of the recoding gradients."""
     rows = [r for r in run["train"] if "delta" in r]
-    sizes = [name for name in rows[0] if name.startswith("step_size/")]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    sizes = [name for name in names if name.startswith("step_size/")]
     change = any(len(set(_column(rows, name))) > 1 for name in sizes)
     kind = "step_size" if change else "recoding_gradient_norm"
-    shown = [name for name in rows[0] if name.startswith(kind + "/")]
+    shown = [name for name in names if name.startswith(kind + "/")]
     for name, colour in zip(shown, COLOURS, strict=False):
         state = name.split("/")[1]
         label = f"{'hidden' if state[0] == 'h' else 'cell'} state, layer {state[1:]}"
         axis.plot(_column(rows, "epoch"), _column(rows, name), color=colour, label=label)
     title = "step size" if change else "norm of the recoding gradient"
     axis.set_title(f"{title}, mean over tokens", loc="left")
-    axis.legend()
+    if shown:
+        axis.legend()

@@ -10,6 +10,7 @@ import io
 import os
 import random
 import signal
+import sys
 import threading
 import warnings
 
@@ -126,8 +127,13 @@ def _asked_to_stop(seconds: float):
 
 @contextlib.contextmanager
 def _into(said: io.StringIO):
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        yield
+    """What is printed, but for an interrupt that came while something was cleared away."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def run(line: list[str]) -> tuple[object, str]:

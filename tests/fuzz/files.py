@@ -158,12 +158,14 @@ def _study(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A file, what reads it, ways to damage it, and whether it must be read as it was written."""
+    """A file, what reads it, ways to damage it, whether it must be read as it was written, and what
+    it has become part of when an error names that instead."""
 
     path: str
     read: Callable[[Path], Any]
     ways: tuple = ()
     sealed: bool = False
+    part_of: str = "?"
 
 
 def _of_checkpoint(generator: random.Random, content: bytes) -> bytes:
@@ -217,7 +219,7 @@ KINDS = (
     Kind("sing.tsv", lambda f: read_giulianelli(f / "sing.tsv"), (damage.of_lines,)),
     Kind("generated.tab", lambda f: read_gulordava(f / "generated.tab"), (damage.of_lines,)),
     Kind("study/rows.jsonl", _study, (damage.of_json_lines,)),
-    Kind("study/nll-c-0.3.seed1/result.json", _study, (damage.of_json,)),
+    Kind("study/nll-c-0.3.seed1/result.json", _study, (damage.of_json,), part_of=rows.ROWS),
     Kind("study/nll-c-0.3.seed1/config.json", _study, (damage.of_json,)),
     Kind("study/nll-c-0.3.seed1/metrics.jsonl", _study, (damage.of_json_lines,)),
 )  # fmt: skip
@@ -269,7 +271,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _complaint(kind: Kind, name: str, error: Exception) -> str:
     """What is wrong with an error; nothing if it names the file."""
-    if name not in str(error):
+    if name not in str(error) and kind.part_of not in str(error):
         return "the file is not named"
     # But for a folder that is in its place.
     in_vain = kind.path.startswith("cache/") and not isinstance(error, OSError)
