@@ -212,6 +212,15 @@ def test_tied_weights_and_another_layout_of_calls_do_not_matter():
     torch.testing.assert_close(got, torch.log_softmax(out.logits[0], -1), rtol=1e-10, atol=1e-11)
 
 
+def test_columns_of_a_text_and_expanded_words_can_be_fed():
+    lm = make_model("nll")
+    text = torch.tensor([[1, 5, 2], [7, 2, 2]])  # [B, T]: a column has a stride
+    for columns in (text.t(), text[:1].t().expand(3, 2)):
+        reader, contiguous = lm.reader(2), lm.reader(2)
+        for column in columns:
+            torch.testing.assert_close(reader.feed(column), contiguous.feed(column.clone()))
+
+
 def test_bad_input():
     lm = make_model("nll")
     with pytest.raises(ValueError, match="batch_size must be a positive int, got 0"):

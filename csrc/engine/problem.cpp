@@ -53,7 +53,7 @@ void check_targets_in_range(const char* name, const at::Tensor& targets, int64_t
     at::_assert_async(valid.all(), std::string(name) + " out of range");
     return;
   }
-  const at::Tensor flat = targets.reshape({-1});  // [N]
+  const at::Tensor flat = targets.reshape({-1}).contiguous();  // [N]
   const int64_t* data = flat.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < flat.numel(); ++i)
     TORCH_CHECK_VALUE(data[i] == kIgnoreTarget || (data[i] >= 0 && data[i] < vocab), name,
