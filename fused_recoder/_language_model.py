@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ._call import RecodingTrace, Result
 from ._module import RecodingLSTMBase, States
+from .generation import Sampling, generate
 from .reader import Reader
 from .signals import SignalLike
 from .signals.formulas import IGNORE, log_mean_softmax
@@ -176,6 +177,44 @@ class LanguageModelBase(nn.Module):
     ) -> Reader:
         """Reads word by word: see `Reader`."""
         return Reader(self, batch_size, hx, generator=generator)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        length: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        eos: int | None = None,
+        hx: States | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continues a `prompt` `[T]` or several `[T, B]` (`[B, T]` with `batch_first`) by `length`
+        words, in the same layout. A word that was chosen is the gold token of its step.
+
+        Args:
+            temperature: divides the log probabilities; 0 takes the most probable word.
+            top_k, top_p: choose only from so many most probable words; from the fewest that have
+                this share together. First k, then p.
+            eos: a row ends with this token, which also fills what is left of it; when all rows
+                have ended the result is shorter than `length`.
+            hx: the states before the prompt.
+            generator: where all that is random comes from, instead of torch's own. What a row
+                draws depends neither on how many rows follow nor on the length; equal prompts in
+                one batch draw different words.
+        """
+        if not isinstance(prompt, Tensor) or prompt.dim() not in (1, 2):
+            given = getattr(prompt, "shape", type(prompt).__name__)
+            raise ValueError(f"prompt must be a tensor [T] or [T, B], got {given}")
+        batched = prompt.dim() == 2
+        turned = batched and self.rnn.batch_first
+        rows = prompt.t() if turned else prompt if batched else prompt.unsqueeze(1)  # [T, B]
+        sampling = Sampling(temperature, top_k, top_p)
+        words = generate(self, rows, length, sampling, eos=eos, hx=hx, generator=generator)
+        chosen = torch.stack(list(words))  # [length, B]
+        return chosen.t() if turned else chosen if batched else chosen.squeeze(1)
 
     def extra_repr(self) -> str:
         tied = self.decoder.weight is self.encoder.weight

@@ -38,6 +38,7 @@ class Signal(nn.Module):
     reads_target = False  # looks at a token: the gold one, or the most probable
     target = "gold"
     sees_labels = False  # predictions must come from the unrecoded state: no label may leak
+    reads_labels = False  # looks at labels, which only the caller knows
     needs_decoder = True
     samples = 1  # K predictions whose mean counts
     p = 0.0  # dropout of the samples

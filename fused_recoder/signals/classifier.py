@@ -103,7 +103,7 @@ class Classifiers(Signal):
     """Several classifiers, each of a state of its own; delta is the sum of their signals."""
 
     name = "classifier"
-    sees_labels = True
+    sees_labels = reads_labels = True
     needs_decoder = False
 
     def __init__(self, classifiers: Sequence[Classifier]):
