@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 def _add_what_is_installed(commands) -> None:
     """The commands whose packages are there; the others say what they need."""
     for add, names, extra, packages in (
-        (_add_training, ("train", "eval"), "train", TRAINING_NEEDS),
+        (_add_training, ("train", "eval", "generate"), "train", TRAINING_NEEDS),
         (_add_experiments, ("analyze", "reproduce", "search"), "experiments", EXPERIMENTS_NEED),
     ):
         if all(importlib.util.find_spec(package) for package in packages):
@@ -98,6 +98,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 def _add_training(commands) -> None:
     _add_train(commands)
     _add_eval(commands)
+    _add_generate(commands)
 
 
 def _add_train(commands) -> None:
@@ -144,12 +145,30 @@ def _add_eval(commands) -> None:
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     _common(parser)
     parser.set_defaults(run=_eval)
+    _add_changes(parser)
+
+
+def _add_generate(commands) -> None:
+    from .training import generate
+
+    parser = generate.add_parser(commands)
+    _common(parser)
+    parser.set_defaults(run=lambda arguments: generate.run(arguments, **_changes(arguments)))
+    _add_changes(parser)
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """The settings that a trained model can be read with instead of its own."""
     from .training.config import Config
 
     group = parser.add_argument_group("settings to change")
     for setting in dataclasses.fields(Config):
         if setting.name in EVAL_SETTINGS:
             _add_setting(group, setting)
+
+
+def _changes(arguments: argparse.Namespace) -> dict:
+    return {name: value for name, value in vars(arguments).items() if name in EVAL_SETTINGS}
 
 
 def _add_experiments(commands) -> None:
@@ -167,6 +186,7 @@ def _add_setting(group, setting: dataclasses.Field) -> None:
     """A flag for a field of `Config`; absent unless it was given."""
     name, choices = setting.name, setting.metadata["choices"]
     flag, help = "--" + name.replace("_", "-"), setting.metadata["help"]
+    aliases = setting.metadata["flags"]
     options = {"dest": name, "default": argparse.SUPPRESS, "help": help}
     if name.endswith("_options"):
         # --signal-option num_samples=15 --signal-option p=0.42
@@ -187,7 +207,7 @@ def _add_setting(group, setting: dataclasses.Field) -> None:
             return None if optional and text == "none" else kind(text)
 
         convert.__name__ = first  # what argparse calls it in its messages
-        group.add_argument(flag, type=convert, metavar=first.upper(), **options)
+        group.add_argument(flag, *aliases, type=convert, metavar=first.upper(), **options)
 
 
 class _KeyValue(argparse.Action):
@@ -241,7 +261,7 @@ def _introduce(trainer) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(
         f"text      {corpus.folder}: {trainer.train_tokens:,} training tokens, "
-        f"{len(corpus.vocabulary):,} words\n"
+        f"{len(corpus.vocabulary):,} {corpus.vocabulary.unit}\n"
         f"model     {config.num_layers}x{config.hidden_size}, {parameters:,} parameters, "
         f"{recoder}\n"
         f"training  {config.epochs} epochs of {len(trainer.batches):,} steps, "
@@ -254,12 +274,10 @@ def _introduce(trainer) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     from .training import Corpus, Vocabulary, evaluate, load_model, sample_corpus
-    from .training.data import UNK
     from .training.model import choose_device
     from .training.reporting import table
 
-    changes = {name: value for name, value in vars(arguments).items() if name in EVAL_SETTINGS}
-    loaded = load_model(arguments.model, **changes)
+    loaded = load_model(arguments.model, **_changes(arguments))
     config, vocabulary = loaded.config, loaded.vocabulary
     if arguments.vocab:
         vocabulary = Vocabulary.load(arguments.vocab)
@@ -268,15 +286,16 @@ def _eval(arguments: argparse.Namespace) -> int:
     rows = loaded.model.encoder.num_embeddings
     if len(corpus.vocabulary) != rows:
         raise ValueError(
-            f"the model knows {rows} words, the vocabulary of {str(folder)!r} has "
-            f"{len(corpus.vocabulary)}: name the model's own vocabulary with --vocab"
+            f"the model knows {rows} {corpus.vocabulary.unit}, the vocabulary of {str(folder)!r} "
+            f"has {len(corpus.vocabulary)}: name the model's own vocabulary with --vocab"
         )
     device = choose_device(config.device)
     tokens = corpus[arguments.split]
-    unknown = int((tokens[1:] == corpus.vocabulary.ids.get(UNK, -1)).sum())
+    unknown = int((tokens[1:] == corpus.vocabulary.unknown).sum())
     result = evaluate(
         loaded.model.to(device),
         tokens,
+        words=corpus.count_words(arguments.split),
         batch_size=arguments.batch_size or config.eval_batch_size,
         bptt=arguments.bptt or config.bptt,
         seed=config.seed,
@@ -291,6 +310,7 @@ def _eval(arguments: argparse.Namespace) -> int:
                     "unknown": f"{unknown / result.tokens:.1%}",
                     **{name: str(value) for name, value in recoder.items()},
                     "perplexity": f"{result.perplexity:.2f}",
+                    "per word": f"{result.perplexity_per_word:.2f}",
                     "bits per word": f"{result.bits_per_word:.4f}",
                     "tokens/s": f"{result.tokens_per_second:,.0f}",
                 }

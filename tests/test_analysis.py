@@ -91,7 +91,7 @@ def test_words_are_found_as_the_vocabulary_has_them(sentence, words, unknown):
     found = tokenize(sentence, VOCABULARY)
     assert [token.text for token in found] == words
     assert [token.text for token in found if token.unknown] == unknown
-    assert all(t.id == VOCABULARY.ids[t.text.lower()] for t in found if not t.unknown)
+    assert all(t.ids == (VOCABULARY.ids[t.text.lower()],) for t in found if not t.unknown)
 
 
 def test_a_sentence_without_words_is_refused():
@@ -104,7 +104,7 @@ def test_a_sentence_without_words_is_refused():
 def test_reading_is_what_the_model_does_over_the_whole_sentence(signal, states):
     lm = model(signal, states=states)
     for sentence, found in zip(tokens(), read(lm, VOCABULARY, tokens()), strict=True):
-        ids = torch.tensor([[0] + [t.id for t in sentence]]).t()
+        ids = torch.tensor([[0] + [i for t in sentence for i in t.ids]]).t()
         out = lm(ids[:-1], ids[1:], return_trace=True)
         bits = out.nll[:, 0] / NATS_PER_BIT
         assert found.surprisal == pytest.approx(bits.tolist(), rel=1e-10)

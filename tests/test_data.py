@@ -9,6 +9,7 @@ import torch
 
 from fused_recoder.training import Batches, Corpus, Vocabulary, sample_corpus
 from fused_recoder.training import data as data_module
+from fused_recoder.training import tokenizer as tokenizer_module
 from fused_recoder.training.sample import sentences
 
 
@@ -72,8 +73,9 @@ def test_text_is_encoded_once_and_again_when_it_changes(folder, cache, monkeypat
     assert isinstance(before, np.memmap)
     assert not list(folder.glob("*.npy"))  # nothing next to the user's files
     reads = []
-    lines = data_module._lines
-    monkeypatch.setattr(data_module, "_lines", lambda path: reads.append(path) or lines(path))
+    lines = data_module.word_lines
+    for module in (data_module, tokenizer_module):
+        monkeypatch.setattr(module, "word_lines", lambda path: reads.append(path) or lines(path))
     np.testing.assert_array_equal(Corpus(folder)["train"], before)
     assert reads == []
     (folder / "train.txt").write_text("the dog sat\n")

@@ -225,7 +225,9 @@ def test_what_is_missing_in_a_checkpoint_is_named_with_its_file(finished, header
             load()
 
 
-@pytest.mark.parametrize("name", ["progress", "processes", "digests", "data", "metrics_bytes"])
+@pytest.mark.parametrize(
+    "name", ["progress", "processes", "digests", "data", "metrics_bytes", "train_tokens"]
+)
 def test_what_a_run_needs_to_go_on_is_named_if_it_is_missing(finished, name):
     path = finished / "checkpoint.safetensors"
     about = load_checkpoint(path)[1]

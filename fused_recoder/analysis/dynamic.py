@@ -83,4 +83,4 @@ def evaluate_dynamically(
                 if p.grad is not None:
                     p.addcmul_(p.grad, scale, value=-1.0)
                 p.lerp_(value, pull)
-    return Evaluation(count, total / count, time.perf_counter() - start)
+    return Evaluation(count, total / count, time.perf_counter() - start, count)

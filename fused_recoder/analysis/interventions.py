@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import fused_recoder as fr
 
 from ..training import Vocabulary
-from ..training.data import EOS, IGNORE
+from ..training.data import IGNORE
 from .agreement import Agreement
 from .theorems import with_recoder
 
@@ -48,7 +48,7 @@ def batches(items: Sequence[Agreement]) -> list[list[int]]:
 
 def encode(sentences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     """`<eos>` and the words, padded, [T, B], and the lengths [B]."""
-    rows = [[vocabulary.ids[EOS], *vocabulary.encode(words)] for words in sentences]
+    rows = [[vocabulary.eos, *vocabulary.encode(words)] for words in sentences]
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.zeros(int(lengths.max()), len(rows), dtype=torch.int64)
     for b, row in enumerate(rows):

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import fused_recoder as fr
 
-from ..training import Vocabulary
-from ..training.data import EOS, IGNORE, UNK
+from ..training import Tokenizer
+from ..training.data import IGNORE
 from ..training.files import read_lines
 
 NATS_PER_BIT = math.log(2)
@@ -26,8 +26,10 @@ CURLY = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}  # typographic quot
 
 @dataclass(frozen=True)
 class Token:
+    """A word, or a mark of punctuation."""
+
     text: str  # as the sentence has it
-    id: int
+    ids: tuple[int, ...]  # one of a word, several of its characters or pieces
     unknown: bool
 
 
@@ -39,33 +41,39 @@ def read_sentences(path: Path) -> list[str]:
     return found
 
 
-def tokenize(sentence: str, vocabulary: Vocabulary) -> list[Token]:
+def tokenize(sentence: str, vocabulary: Tokenizer) -> list[Token]:
     """The words of a sentence as the vocabulary writes them.
 
-    A word is looked up as it is, then in lower case. Punctuation glued to a word is split off, and
-    left out where the vocabulary has no such mark (PTB has none at all).
+    A word is looked up as it is, then with plain quotation marks and in lower case. Punctuation
+    glued to a word is split off, and left out where the vocabulary has no such mark (PTB has none
+    at all). Characters and pieces of words know every word as it is.
     """
     found = []
-    for raw in sentence.translate(CURLY).split():
-        known = raw in vocabulary.ids or raw.lower() in vocabulary.ids
-        glued = None if known else GLUED.match(raw)
-        for text in glued.groups() if glued else (raw,):
-            spelling = next((w for w in (text, text.lower()) if w in vocabulary.ids), None)
+    for raw in sentence.split():
+        plain = raw if raw in vocabulary else raw.translate(CURLY)
+        known = _spelling(plain, vocabulary) is not None
+        glued = None if known else GLUED.match(plain)
+        for text in glued.groups() if glued else (plain,):
+            spelling = _spelling(text, vocabulary)
             if spelling is None and not any(c.isalnum() for c in text):
                 continue
-            found.append(
-                Token(text, vocabulary.encode([spelling or text])[0], spelling in (None, UNK))
-            )
+            ids = vocabulary.encode([spelling or text])
+            found.append(Token(text, tuple(ids), ids == [vocabulary.unknown]))
     if not found:
         raise ValueError(f"no words in {sentence!r}")
     return found
+
+
+def _spelling(word: str, vocabulary: Tokenizer) -> str | None:
+    return next((w for w in (word, word.lower()) if w in vocabulary), None)
 
 
 @dataclass(frozen=True)
 class Reading:
     """Numbers of every word of one sentence, in one model. Surprisals in bits, else as the signal.
 
-    Without a recoder before and after are the same, and delta is not a number.
+    Of a word of several tokens the sum over these, but the mean of their steps. Without a recoder
+    before and after are the same, and delta is not a number.
     """
 
     tokens: list[Token]
@@ -91,7 +99,7 @@ def places_mask(places: str | Sequence[int], length: int) -> list[bool]:
 @torch.no_grad()
 def read(
     model: fr.RecodingLanguageModel,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     sentences: Sequence[list[Token]],
     *,
     recode: str | Sequence[int] = "all",
@@ -106,22 +114,28 @@ def read(
         raise ValueError(f"signal {rnn.signal.name!r} cannot be read word by word here")
     model = copy.deepcopy(model).double().eval()
     generator = torch.Generator().manual_seed(seed)
-    length, count = max(len(s) for s in sentences), len(sentences)
+    words = [_words_of_tokens(sentence) for sentence in sentences]
+    length, count = max(len(w) for w in words), len(sentences)
     targets = torch.full((length, count), IGNORE)
     inputs = torch.zeros(length, count, dtype=torch.int64)
     mask = torch.zeros(length, count, dtype=torch.bool)
     for b, sentence in enumerate(sentences):
-        ids = torch.tensor([token.id for token in sentence])
+        ids = torch.tensor([i for token in sentence for i in token.ids])
         targets[: len(ids), b] = ids
-        inputs[: len(ids), b] = torch.cat([torch.tensor([vocabulary.ids[EOS]]), ids[:-1]])
-        mask[: len(ids), b] = torch.tensor(places_mask(recode, len(ids)))
+        inputs[: len(ids), b] = torch.cat([torch.tensor([vocabulary.eos]), ids[:-1]])
+        mask[: len(ids), b] = torch.tensor(places_mask(recode, len(sentence)))[words[b]]
 
     hx, without, columns = None, None, []
     for t in range(length):
         now = inputs[t : t + 1], targets[t : t + 1], mask[t]
         columns.append(_step(model, *now, hx, without, generator))
         hx, without = columns[-1].pop("hx"), columns[-1].pop("without")
-    return [_reading(sentence, b, columns, rnn, mask) for b, sentence in enumerate(sentences)]
+    return [_reading(sentence, b, columns, rnn, recode) for b, sentence in enumerate(sentences)]
+
+
+def _words_of_tokens(sentence: Sequence[Token]) -> list[int]:
+    """Which word each token of a sentence belongs to."""
+    return [number for number, token in enumerate(sentence) for _ in token.ids]
 
 
 def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, without, generator) -> dict:
@@ -170,21 +184,27 @@ def _step(model, tokens: Tensor, targets: Tensor, mask: Tensor, hx, without, gen
     }
 
 
-def _reading(sentence: list[Token], b: int, columns: list[dict], rnn, mask: Tensor) -> Reading:
-    columns = columns[: len(sentence)]
+def _reading(sentence: list[Token], b: int, columns: list[dict], rnn, recode) -> Reading:
+    places = torch.tensor(_words_of_tokens(sentence))
+    columns = columns[: len(places)]
+
+    def sums(values: list[Tensor]) -> Tensor:
+        values = torch.stack(values)  # [tokens]
+        return values.new_zeros(len(sentence)).index_add_(0, places, values)
 
     def column(name: str) -> list[float]:
-        return [step[name][b].item() for step in columns]
+        return sums([step[name][b] for step in columns]).tolist()
 
     steps = {}
     if rnn.signal is not None:
+        counts = places.bincount()
         for layer in range(rnn.num_layers):
             for s, state in enumerate(rnn.states):
-                steps[f"{state}{layer}"] = [c["step_size"][layer, s, b].item() for c in columns]
-    recoded = mask[: len(sentence), b].tolist() if rnn.signal is not None else []
+                sizes = sums([step["step_size"][layer, s, b] for step in columns]) / counts
+                steps[f"{state}{layer}"] = sizes.tolist()
     return Reading(
         sentence,
-        recoded or [False] * len(sentence),
+        places_mask(recode if rnn.signal is not None else "none", len(sentence)),
         column("own"),
         column("before"),
         column("after"),

@@ -11,11 +11,12 @@ Needs the packages of `pip install fused-recoder[train]`.
 from .callbacks import Callback
 from .config import Config, recipe_names
 from .curves import draw_curves
-from .data import Batches, Corpus, Vocabulary
+from .data import Batches, Corpus
 from .distributed import Processes, processes
 from .evaluation import Evaluation, evaluate, load_model
 from .model import build_model
 from .sample import sample_corpus
+from .tokenizer import Tokenizer, Vocabulary
 from .trainer import NonFiniteError, Trainer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "NonFiniteError",
     "Processes",
+    "Tokenizer",
     "Trainer",
     "Vocabulary",
     "build_model",

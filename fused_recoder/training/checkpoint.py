@@ -17,15 +17,15 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from .config import Config
-from .data import Vocabulary
 from .files import atomic_file, errors_naming, parse_json, require
+from .tokenizer import TOKENIZERS, Tokenizer
 
 FORMAT = "fused_recoder checkpoint 2"
 WITHOUT_CHECKSUM = "fused_recoder checkpoint 1"
 
 
 def save_checkpoint(
-    path: Path, tensors: Mapping[str, Tensor], about: dict, vocabulary: Vocabulary
+    path: Path, tensors: Mapping[str, Tensor], about: dict, vocabulary: Tokenizer
 ) -> None:
     """Writes a checkpoint; the file that was there stays until the new one is whole."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
@@ -39,7 +39,7 @@ def save_checkpoint(
         file.write(data)
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Vocabulary]:
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Tokenizer]:
     """Tensors, what was said about them, and the vocabulary."""
     header = checkpoint_header(path)
     if header is None:
@@ -53,8 +53,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict, Vocabulary]:
     require(path, header, ["about", "vocabulary"])
     about = parse_json(header["about"], f"{path}: about", ["config"])
     with errors_naming(path):
-        Config.from_dict(about["config"])
-        vocabulary = Vocabulary(header["vocabulary"].removesuffix("\n").split("\n"))
+        tokenizer = TOKENIZERS[Config.from_dict(about["config"]).tokenizer]
+        vocabulary = tokenizer.from_bytes(header["vocabulary"].encode())
     return tensors, about, vocabulary
 
 

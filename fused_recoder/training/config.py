@@ -17,10 +17,12 @@ else:
     import tomli as tomllib
 
 from .files import read_lines
+from .tokenizer import TOKENIZERS
 
 
-def _option(default, help: str, choices: tuple | None = None):
-    metadata = {"help": help, "choices": choices}
+def _option(default, help: str, choices: tuple | None = None, flags: tuple = ()):
+    """A setting; `flags` are further names on the command line."""
+    metadata = {"help": help, "choices": choices, "flags": flags}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -31,8 +33,18 @@ class Config:
     """All settings of a run. Plain values, so that they can be saved, compared and printed."""
 
     # Data
-    max_vocab: int | None = _option(None, "most frequent words kept; others become <unk>")
-    min_count: int = _option(1, "words seen less often in the training text become <unk>")
+    tokenizer: str = _option(
+        "word",
+        "what is predicted: words, characters, or pieces of words by byte-pair encoding",
+        tuple(TOKENIZERS),
+    )
+    max_vocab: int | None = _option(
+        None,
+        "size of the vocabulary: the most frequent words (others become <unk>), characters "
+        "(others become bytes) or pieces of words",
+        flags=("--vocab-size",),
+    )
+    min_count: int = _option(1, "what occurs less often in the training text is left out of it")
     batch_size: int = _option(20, "parts of the text read side by side, over all processes")
     bptt: int = _option(35, "time steps per window; states are carried on, gradients are not")
     eval_batch_size: int = _option(10, "batch size for validation and test")
@@ -113,6 +125,8 @@ class Config:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name} must be one of {list(choices)}, got {value!r}")
+        if self.tokenizer == "bpe" and self.max_vocab is None:
+            raise ValueError("max_vocab (--vocab-size) must be given for tokenizer='bpe'")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is for optimizer='sgd', not for {self.optimizer!r}")
 

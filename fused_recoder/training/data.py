@@ -1,8 +1,8 @@
 """From a folder of text files to batches of token ids.
 
 A corpus is a folder with `train.txt`, `valid.txt` and `test.txt`: one sentence per line, words
-between white space. Every line ends with `<eos>`; words outside the vocabulary become `<unk>`.
-The ids are computed once and kept, memory-mapped, in a cache folder of their own.
+between white space. Every line ends with `<eos>`. The ids are computed once and kept,
+memory-mapped, in a cache folder of their own.
 """
 
 from __future__ import annotations
@@ -10,80 +10,18 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .files import atomic_file, errors_naming, read_lines
+from .files import atomic_file
+from .tokenizer import TOKENIZERS, Tokenizer, word_lines
 
-EOS, UNK = "<eos>", "<unk>"
 SPLITS = ("train", "valid", "test")
 IGNORE = -100
 CACHE_FORMAT = b"fused_recoder tokens 1"  # change it when the meaning of cached files changes
-
-
-class Vocabulary:
-    """Words and their ids, in the order of their first appearance in the training text.
-
-    That is the order the usual PyTorch word language models have, so their weights fit.
-    """
-
-    def __init__(self, words: Sequence[str]):
-        self.words = list(words)
-        self.ids = {word: i for i, word in enumerate(self.words)}
-        if len(self.ids) != len(self.words):
-            twice = next(w for w, n in Counter(self.words).items() if n > 1)
-            raise ValueError(f"vocabulary holds {twice!r} more than once")
-        if EOS not in self.ids:
-            raise ValueError(f"vocabulary of {len(self)} words has no {EOS}, which ends every line")
-
-    @classmethod
-    def from_text(cls, path: Path, max_size: int | None = None, min_count: int = 1) -> Vocabulary:
-        """All words of a text, or its `max_size` most frequent ones, or those that occur
-        `min_count` times; `<eos>` and `<unk>` are among them in any case."""
-        if max_size is not None and max_size < 2:
-            raise ValueError(f"max_vocab must be at least 2 ({EOS} and {UNK}), got {max_size}")
-        counts = Counter()
-        for words in _lines(path):
-            counts.update(words)
-            counts[EOS] += 1
-        counts.setdefault(UNK, 0)
-        kept = [w for w, n in counts.items() if n >= min_count or w in (EOS, UNK)]
-        if max_size is not None and len(kept) > max_size:
-            # Stable: of equally frequent words those that come first in the text.
-            by_rank = sorted(kept, key=lambda w: (w not in (EOS, UNK), -counts[w]))
-            chosen = set(by_rank[:max_size])
-            kept = [w for w in kept if w in chosen]
-        return cls(kept)
-
-    @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        """A file with one word per line, in the order of the ids."""
-        words = list(read_lines(path))
-        with errors_naming(path):
-            return cls(words)
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, Vocabulary) and self.words == other.words
-
-    def encode(self, words: Sequence[str]) -> list[int]:
-        """Ids of words; that of `<unk>` for unknown ones."""
-        unknown = self.ids.get(UNK)
-        found = [self.ids.get(word, unknown) for word in words]
-        if None in found:
-            word = words[found.index(None)]
-            raise ValueError(f"{word!r} is not in the vocabulary, and the vocabulary has no {UNK}")
-        return found
-
-    def to_bytes(self) -> bytes:
-        return ("\n".join(self.words) + "\n").encode()
 
 
 class Corpus:
@@ -92,7 +30,8 @@ class Corpus:
     Args:
         folder: holds `train.txt`, `valid.txt`, `test.txt`.
         vocabulary: an existing one, e.g. a checkpoint's; made from `train.txt` if absent.
-        max_vocab, min_count: limits of the vocabulary that is made.
+        tokenizer, max_vocab, min_count: what its tokens are ("word", "char", "bpe"), how many there
+            may be, and how often they must occur, where it is made.
         cache: folder for the encoded text; `$FUSED_RECODER_CACHE` or the user's cache by default.
     """
 
@@ -100,7 +39,8 @@ class Corpus:
         self,
         folder: str | Path,
         *,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: Tokenizer | None = None,
+        tokenizer: str = "word",
         max_vocab: int | None = None,
         min_count: int = 1,
         cache: str | Path | None = None,
@@ -114,7 +54,7 @@ class Corpus:
             )
         self._digests: dict[str, str] = {}
         if vocabulary is None:
-            vocabulary = self._make_vocabulary(max_vocab, min_count)
+            vocabulary = self._make_vocabulary(tokenizer, max_vocab, min_count)
         self.vocabulary = vocabulary
 
     def __getitem__(self, split: str) -> np.ndarray:
@@ -122,16 +62,21 @@ class Corpus:
         key = self._key(split, self.vocabulary.to_bytes())
         path = self.cache / f"{key}.npy"
         if not path.exists():
-            ids = array("i", [self.vocabulary.ids[EOS]])
-            end = [EOS]
-            for number, words in enumerate(_lines(self.path(split)), 1):
+            end = self.vocabulary.eos
+            ids = array("i", [end])
+            for number, words in enumerate(word_lines(self.path(split)), 1):
                 try:
-                    ids.extend(self.vocabulary.encode(words + end))
+                    ids.extend(self.vocabulary.encode(words))
+                    ids.append(end)
                 except ValueError as error:
                     raise ValueError(f"{self.path(split)}, line {number}: {error}") from None
             with self._writing(path) as file:
                 np.save(file, np.frombuffer(ids, dtype=np.int32))
         return np.load(path, mmap_mode="r")
+
+    def count_words(self, split: str) -> int:
+        """Words of a split, each `<eos>` one of them, whatever its tokens are."""
+        return self.vocabulary.count_words(self[split][1:])
 
     def encode(self) -> Corpus:
         """All splits, now: what is wrong with one should not show up hours later."""
@@ -160,11 +105,14 @@ class Corpus:
             self._digests[split] = digest.hexdigest()
         return self._digests[split]
 
-    def _make_vocabulary(self, max_vocab: int | None, min_count: int) -> Vocabulary:
-        path = self.cache / f"{self._key('train', f'{max_vocab} {min_count}'.encode())}.vocab"
+    def _make_vocabulary(self, kind: str, max_vocab: int | None, min_count: int) -> Tokenizer:
+        if kind not in TOKENIZERS:
+            raise ValueError(f"tokenizer must be one of {list(TOKENIZERS)}, got {kind!r}")
+        key = self._key("train", f"{kind} {max_vocab} {min_count}".encode())
+        path = self.cache / f"{key}.vocab"
         if path.exists():
-            return Vocabulary.load(path)
-        vocabulary = Vocabulary.from_text(self.path("train"), max_vocab, min_count)
+            return TOKENIZERS[kind].from_bytes(path.read_bytes())
+        vocabulary = TOKENIZERS[kind].from_text(self.path("train"), max_vocab, min_count)
         with self._writing(path) as file:
             file.write(vocabulary.to_bytes())
         return vocabulary
@@ -192,17 +140,6 @@ def cache_folder() -> Path:
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "fused_recoder"
-
-
-def _lines(path: Path) -> Iterator[list[str]]:
-    """The words of every line; blank lines are lines too."""
-    any_words = False
-    for line in read_lines(path):
-        words = line.split()
-        any_words = any_words or bool(words)
-        yield words
-    if not any_words:
-        raise ValueError(f"{path} holds no words")
 
 
 class Batches:

@@ -15,10 +15,11 @@ import fused_recoder as fr
 
 from .checkpoint import checkpoint_header, load_checkpoint, tensors_under
 from .config import Config
-from .data import IGNORE, Batches, Vocabulary
+from .data import IGNORE, Batches
 from .distributed import Processes
 from .files import errors_naming
 from .model import build_model, load_weights, read_plain_weights
+from .tokenizer import Tokenizer
 
 BEST, CHECKPOINT = "best.safetensors", "checkpoint.safetensors"
 
@@ -28,14 +29,24 @@ class Evaluation:
     tokens: int
     nll: float  # mean, in nats
     seconds: float
+    words: int
 
     @property
     def perplexity(self) -> float:
         return perplexity(self.nll)
 
     @property
+    def nll_per_word(self) -> float:
+        return self.nll * (self.tokens / self.words)
+
+    @property
+    def perplexity_per_word(self) -> float:
+        """Comparable between models of words, characters and pieces of words."""
+        return perplexity(self.nll_per_word)
+
+    @property
     def bits_per_word(self) -> float:
-        return self.nll / math.log(2)
+        return self.nll_per_word / math.log(2)
 
     @property
     def tokens_per_second(self) -> float:
@@ -44,8 +55,10 @@ class Evaluation:
     def to_dict(self) -> dict:
         return {
             "tokens": self.tokens,
+            "words": self.words,
             "nll": self.nll,
             "perplexity": self.perplexity,
+            "perplexity_per_word": self.perplexity_per_word,
             "bits_per_word": self.bits_per_word,
             "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds,
@@ -61,6 +74,7 @@ def evaluate(
     model: fr.RecodingLanguageModel,
     tokens: np.ndarray,
     *,
+    words: int | None = None,
     batch_size: int = 10,
     bptt: int = 35,
     seed: int = 1,
@@ -71,6 +85,7 @@ def evaluate(
 
     The rows of a batch are shared among the processes. Signals that sample draw from `seed`, so
     the result is reproducible and training goes on as if nothing had been evaluated.
+    `words` is how many the tokens are (`Corpus.count_words`); as many as tokens if absent.
     `check` is called before every window; what it raises ends the evaluation.
     """
     processes = processes or Processes()
@@ -93,14 +108,15 @@ def evaluate(
     finally:
         model.train(was_training)
     total, count = processes.sum(total, count)
-    return Evaluation(int(count), total / count, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Evaluation(int(count), total / count, seconds, words or int(count))
 
 
 @dataclass(frozen=True)
 class Loaded:
     model: fr.RecodingLanguageModel
     config: Config
-    vocabulary: Vocabulary | None  # None: the file had weights only
+    vocabulary: Tokenizer | None  # None: the file had weights only
     about: dict  # what the checkpoint says about its training
 
 

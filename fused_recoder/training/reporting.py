@@ -147,11 +147,19 @@ def trace_columns(trace: fr.RecodingTrace, states: Sequence[str]) -> dict[str, f
 
 def epoch_line(row: dict, epochs: int) -> str:
     """What is said of an epoch when it is over."""
+    train, valid = (_perplexities(row, split) for split in ("train", "valid"))
     return (
-        f"epoch {row['epoch']}/{epochs} done | train ppl {row['train_perplexity']:.2f} | "
-        f"valid ppl {row['valid_perplexity']:.2f}{' (best)' if row['best'] else ''} | "
-        f"{clock(row['seconds'])}"
+        f"epoch {row['epoch']}/{epochs} done | train ppl {train} | "
+        f"valid ppl {valid}{' (best)' if row['best'] else ''} | {clock(row['seconds'])}"
     )
+
+
+def _perplexities(row: dict, split: str) -> str:
+    """Per token, and per word where tokens are not words."""
+    per_token = row[f"{split}_perplexity"]
+    per_word = row.get(f"{split}_perplexity_per_word", per_token)  # older runs have words alone
+    text = f"{per_token:.2f}"
+    return text if per_word == per_token else f"{text}, {per_word:.2f} per word"
 
 
 def summary_table(summary: dict, history: list[dict], folder: Path) -> str:
@@ -160,8 +168,8 @@ def summary_table(summary: dict, history: list[dict], folder: Path) -> str:
         {
             "epoch": f"{row['epoch']}{'*' if row['epoch'] == summary['best_epoch'] else ' '}",
             "lr": f"{row['lr']:.4g}",
-            "train ppl": f"{row['train_perplexity']:.2f}",
-            "valid ppl": f"{row['valid_perplexity']:.2f}",
+            "train ppl": _perplexities(row, "train"),
+            "valid ppl": _perplexities(row, "valid"),
             "time": clock(row["seconds"]),
         }
         for row in history
@@ -169,11 +177,11 @@ def summary_table(summary: dict, history: list[dict], folder: Path) -> str:
     test = ""
     if "test" in summary:
         bits = summary["test"]["bits_per_word"]
-        test = f", test perplexity {summary['test_perplexity']:.2f} ({bits:.3f} bits per word)"
+        test = f", test perplexity {_perplexities(summary, 'test')} ({bits:.3f} bits per word)"
     return (
         f"\n{table(rows)}\n\n"
         f"best epoch {summary['best_epoch']}: valid perplexity "
-        f"{summary['valid_perplexity']:.2f}{test}; "
+        f"{_perplexities(summary, 'valid')}{test}; "
         f"{summary['train_tokens_per_second']:,.0f} tokens/s in training\n"
         f"model: {folder / BEST}, curves: {folder / 'curves.png'}"
     )

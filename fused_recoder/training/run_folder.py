@@ -13,10 +13,10 @@ from torch import Tensor
 from .checkpoint import save_checkpoint
 from .config import Config
 from .curves import draw_curves
-from .data import Vocabulary
 from .evaluation import BEST, CHECKPOINT
 from .files import atomic_file, cannot_write, only_process_in
 from .reporting import Metrics
+from .tokenizer import Tokenizer
 
 
 class RunFolder:
@@ -72,7 +72,7 @@ class RunFolder:
             self._metrics.write(kind, step, row)
 
     def write_checkpoint(
-        self, path: Path, tensors: dict[str, Tensor], about: dict, vocabulary: Vocabulary
+        self, path: Path, tensors: dict[str, Tensor], about: dict, vocabulary: Tokenizer
     ) -> bool:
         """False, and a message, if it cannot be written."""
         if not self.writes:

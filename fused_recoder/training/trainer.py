@@ -26,7 +26,7 @@ import fused_recoder as fr
 from .callbacks import Callback
 from .checkpoint import load_checkpoint, model_tensors
 from .config import Config
-from .data import SPLITS, Batches, Corpus, Vocabulary
+from .data import SPLITS, Batches, Corpus
 from .distributed import Processes
 from .evaluation import Evaluation, evaluate, perplexity
 from .files import errors_naming, require
@@ -37,6 +37,7 @@ from .run_folder import RunFolder
 from .schedule import Schedule
 from .state import States, load_state_tensors, state_tensors
 from .stop_signals import StopSignals
+from .tokenizer import Tokenizer
 
 # What may change when a run is resumed: nothing that its state depends on.
 CHANGEABLE = {
@@ -73,7 +74,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         test: bool = True,
         processes: Processes | None = None,
-        _vocabulary: Vocabulary | None = None,
+        _vocabulary: Tokenizer | None = None,
     ):
         self.config, self.callbacks, self.test = config, list(callbacks), test
         self.processes = processes or Processes(device=choose_device(config.device))
@@ -90,16 +91,16 @@ class Trainer:
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
 
-    def _read_text(self, data: str | Path, vocabulary: Vocabulary | None) -> Batches:
+    def _read_text(self, data: str | Path, vocabulary: Tokenizer | None) -> Batches:
         config, processes = self.config, self.processes
         if config.batch_size % processes.world:
             raise ValueError(
                 f"batch_size must be a multiple of the number of processes ({processes.world}), "
                 f"got {config.batch_size}"
             )
-        limits = {"max_vocab": config.max_vocab, "min_count": config.min_count}
+        made = {name: getattr(config, name) for name in ("tokenizer", "max_vocab", "min_count")}
         with processes.first_goes_first():  # the others find its work in the cache
-            self.corpus = Corpus(data, vocabulary=vocabulary, **limits).encode()
+            self.corpus = Corpus(data, vocabulary=vocabulary, **made).encode()
         self.train_tokens = len(self.corpus["train"]) - 1
         part = (processes.rank, processes.world)
         return Batches(self.corpus["train"], config.batch_size, config.bptt, part=part)
@@ -144,6 +145,11 @@ class Trainer:
                 raise ValueError(
                     f"{trainer.corpus.path(split)} is not the text that {path} was trained with"
                 )
+        if trainer.train_tokens != about["train_tokens"]:
+            raise ValueError(
+                f"the text makes {trainer.train_tokens} tokens, and made {about['train_tokens']} "
+                f"when {path} was trained: this version of the tokenizer is another one"
+            )
         with errors_naming(path):
             trainer._go_on_from(tensors, about)
         return trainer
@@ -341,10 +347,17 @@ class Trainer:
             "epoch": progress.epoch + 1,
             "train_perplexity": perplexity(nll),
             "valid_perplexity": valid.perplexity,
+            "train_perplexity_per_word": self._perplexity_per_word(nll, "train"),
+            "valid_perplexity_per_word": valid.perplexity_per_word,
             "lr": self.schedule.lr(progress.step - 1),
             "seconds": progress.seconds,
             "best": improved,
         }
+
+    def _perplexity_per_word(self, nll: float, split: str) -> float:
+        """Of the mean nll of a split's tokens."""
+        tokens = len(self.corpus[split]) - 1
+        return perplexity(nll * (tokens / self.corpus.count_words(split)))
 
     def evaluate(self, split: str, model: fr.RecodingLanguageModel | None = None) -> Evaluation:
         """How well the model as it is now, or another one, predicts a split of the text."""
@@ -356,6 +369,7 @@ class Trainer:
         return evaluate(
             self.model if model is None else model,
             self.corpus[split],
+            words=self.corpus.count_words(split),
             batch_size=self.config.eval_batch_size,
             bptt=self.config.bptt,
             seed=self.config.seed,
@@ -373,6 +387,7 @@ class Trainer:
             "steps": progress.step,
             "best_epoch": progress.best_epoch,
             "valid_perplexity": perplexity(progress.best_nll),
+            "valid_perplexity_per_word": self._perplexity_per_word(progress.best_nll, "valid"),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "train_seconds": progress.seconds,
             "train_tokens_per_second": progress.step * self._tokens_per_step / progress.seconds,
@@ -380,6 +395,7 @@ class Trainer:
         if self.test:
             test = self.evaluate("test", self._best_model())
             summary |= {"test_perplexity": test.perplexity, "test": test.to_dict()}
+            summary["test_perplexity_per_word"] = test.perplexity_per_word
             row = {"perplexity": test.perplexity, "epoch": progress.best_epoch}
             self.folder.write_row("test", progress.step, row)
         self.folder.write_summary(summary | {"history": progress.history})
@@ -442,7 +458,8 @@ class Trainer:
 
 def _check_is_of_a_run(path: Path, tensors: dict[str, Tensor], about: dict, world: int) -> None:
     """That a checkpoint has what a run of so many processes needs to go on."""
-    require(path, about, ["progress", "processes", "data", "digests", "metrics_bytes"])
+    needed = ("progress", "processes", "data", "digests", "metrics_bytes", "train_tokens")
+    require(path, about, needed)
     if world != about["processes"]:
         raise ValueError(
             f"{path} is of {about['processes']} processes: states are kept per process, so "
