@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from tiny_text import TINY, write_text
 
 from fused_recoder import cli
 from fused_recoder.analysis.sentences import NATS_PER_BIT, read, tokenize
-from fused_recoder.training import Config, Corpus, Trainer, Vocabulary, evaluate, load_model
+from fused_recoder.training import Config, Corpus, Trainer, evaluate, load_model
 from fused_recoder.training import tokenizer as tokenizer_module
+from fused_recoder.training.checkpoint import load_checkpoint, save_checkpoint
 from fused_recoder.training.tokenizer import BytePairs, Characters
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
@@ -235,13 +235,14 @@ def test_one_file_is_all_one_needs(runs, kind, tmp_path):
 
 def test_checkpoints_of_before_are_of_words(runs, tmp_path):
     """Their settings say nothing of a tokenizer, and their vocabulary is one word per line."""
-    with safe_open(runs["word"] / "best.safetensors", "pt") as file:
-        header = file.metadata()
-    assert header["vocabulary"].startswith("w") or header["vocabulary"].startswith("<")
-    settings = json.loads(header["about"])["config"]
-    del settings["tokenizer"]
-    assert Config.from_dict(settings).tokenizer == "word"
-    assert isinstance(load_model(runs["word"]).vocabulary, Vocabulary)
+    out = shutil.copytree(runs["word"], tmp_path / "run")
+    for name in ("best", "checkpoint"):
+        tensors, about, vocabulary = load_checkpoint(out / f"{name}.safetensors")
+        del about["config"]["tokenizer"]
+        assert vocabulary.to_bytes().decode() == "\n".join(vocabulary.words) + "\n"
+        save_checkpoint(out / f"{name}.safetensors", tensors, about, vocabulary)
+    assert load_model(out).vocabulary == load_model(runs["word"]).vocabulary
+    assert Trainer.resume(out, epochs=2).train()["epochs"] == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -334,7 +335,7 @@ def test_text_is_generated(runs, kind, capsys):
 def test_bad_calls_of_generate_are_named(runs, tmp_path, capsys):
     torch.save(load_model(runs["word"], signal=None).model.state_dict(), tmp_path / "plain.pt")
     for arguments, message in (
-        ([tmp_path / "plain.pt"], "has no vocabulary: generate reads runs"),
+        ([tmp_path / "plain.pt"], "has no vocabulary: it must be of fused-recoder train"),
         ([runs["word"], "--batch=0"], "batch must be at least 1, got 0"),
         ([runs["word"], "--top-p=2"], "top_p must be in (0, 1], got 2.0"),
     ):

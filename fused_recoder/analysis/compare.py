@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from ..training import load_model
+from ..training.evaluation import load_run
 from .sentences import Reading, Token, read, tokenize
 
 SIGNIFICANT = 0.05
@@ -94,11 +94,9 @@ def read_runs(runs: ModelRuns, sentences: list[str], seed: int = 1) -> list[Sent
     """All sentences with all runs of a model."""
     by_run: list[list[Reading]] = []
     for path in runs.paths:
-        loaded = load_model(path)
-        if loaded.vocabulary is None:
-            raise ValueError(f"{path} has no vocabulary: analyze reads runs of fused-recoder train")
-        tokens = [tokenize(sentence, loaded.vocabulary) for sentence in sentences]
-        by_run.append(read(loaded.model, loaded.vocabulary, tokens, recode=runs.recode, seed=seed))
+        loaded, vocabulary = load_run(path)
+        tokens = [tokenize(sentence, vocabulary) for sentence in sentences]
+        by_run.append(read(loaded.model, vocabulary, tokens, recode=runs.recode, seed=seed))
     same_words = list(zip(*by_run, strict=True))
     for first, *others in same_words:
         if any(_known_words(other) != _known_words(first) for other in others):

@@ -146,3 +146,11 @@ def load_model(path: str | Path, **changes) -> Loaded:
     with errors_naming(path):
         load_weights(model, weights, other_recoder=vocabulary is None or bool(changes))
     return Loaded(model, config, vocabulary, about)
+
+
+def load_run(path: str | Path, **changes) -> tuple[Loaded, Tokenizer]:
+    """The same of a file that has a vocabulary, and this."""
+    loaded = load_model(path, **changes)
+    if loaded.vocabulary is None:
+        raise ValueError(f"{path} has no vocabulary: it must be of fused-recoder train")
+    return loaded, loaded.vocabulary

@@ -13,7 +13,7 @@ import fused_recoder as fr
 
 from ..analysis.sentences import tokenize
 from ..generation import Sampling, generate
-from .evaluation import load_model
+from .evaluation import load_run
 from .model import choose_device
 from .tokenizer import Tokenizer
 
@@ -46,15 +46,11 @@ def add_parser(commands) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace, **changes) -> int:
     """Prints the texts; `changes` are settings of the model to replace."""
-    loaded = load_model(arguments.model, **changes)
-    if loaded.vocabulary is None:
-        raise ValueError(
-            f"{arguments.model} has no vocabulary: generate reads runs of fused-recoder train"
-        )
+    loaded, vocabulary = load_run(arguments.model, **changes)
     model = loaded.model.to(choose_device(loaded.config.device)).eval()
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     texts = continuations(
-        model, loaded.vocabulary, arguments.prompt, arguments.length, sampling,
+        model, vocabulary, arguments.prompt, arguments.length, sampling,
         batch=arguments.batch, seed=arguments.seed, one_line=arguments.one_line,
     )  # fmt: skip
     print(f"\n{BETWEEN}\n".join(texts))

@@ -234,7 +234,7 @@ class BytePairs(Subwords):
         model.decoder = package.decoders.ByteLevel()
         trainer = package.trainers.BpeTrainer(
             vocab_size=max_size, min_frequency=min_count, special_tokens=[EOS],
-            initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False,
+            initial_alphabet=pre.ByteLevel.alphabet(),
         )  # fmt: skip
         model.train_from_iterator((" ".join(words) for words in word_lines(path)), trainer)
         return cls(model)
