@@ -6,7 +6,7 @@ from . import _build
 
 _build.check()
 
-from . import _ops, _saving, functional, reference, signals, steps  # noqa: E402
+from . import _following, _ops, _saving, functional, reference, signals, steps  # noqa: E402
 from ._call import RecodingTrace  # noqa: E402
 from .cuda_graph import GraphedStep  # noqa: E402
 from .ensemble import EnsembleDecoder  # noqa: E402
@@ -15,6 +15,7 @@ from .language_model import LanguageModelOutput, RecodingLanguageModel  # noqa: 
 from .lstm import FusedRecodingLSTM  # noqa: E402
 from .reader import Reader  # noqa: E402
 
+_following.register()
 _saving.register()
 
 __version__ = "0.1.0"
@@ -32,4 +33,4 @@ __all__ = [
     "signals",
     "steps",
 ]
-del torch, _build, _ops, _saving
+del torch, _build, _following, _ops, _saving

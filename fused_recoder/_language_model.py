@@ -77,14 +77,8 @@ class LanguageModelBase(nn.Module):
             step=step, **factory, **options,
         )  # fmt: skip
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The modules of a replica (nn.DataParallel) are set while it still has the original's RNN.
-        if name == "decoder" and "rnn" in self._modules and not getattr(self, "_is_replica", False):
-            self.rnn.decoder = value
-        super().__setattr__(name, value)
-
     def _share_decoder(self) -> None:
-        """The RNN recodes for the decoder that predicts, however that came here."""
+        """The RNN recodes for the decoder that predicts, also if `_following.py` was not asked."""
         if self.rnn.decoder is not self.decoder:
             self.rnn.decoder = self.decoder
 

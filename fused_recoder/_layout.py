@@ -64,11 +64,19 @@ class Layout:
         if not isinstance(given, Tensor) or given.dtype != dtype:
             what = getattr(given, "dtype", type(given).__name__)
             raise TypeError(f"{name} must be a {dtype} tensor, got {what}")
+        if self.packed is not None:
+            given = self._without_padding_for_all(given)
         if tuple(given.shape) != self.lead:
             raise ValueError(
                 f"{name} must have shape {self.lead} like input, got {tuple(given.shape)}"
             )
         return self._turned(given)
+
+    def _without_padding_for_all(self, given: Tensor) -> Tensor:
+        """A batch may have been padded beyond its longest sequence, which packing undoes."""
+        time = 1 if self.batch_first else 0
+        wider = given.dim() == 2 and given.shape[time] > self.lead[time]
+        return given.narrow(time, 0, self.lead[time]) if wider else given
 
     def _turned(self, given: Tensor) -> Tensor:
         if self.unbatched:

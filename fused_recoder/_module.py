@@ -154,6 +154,11 @@ class RecodingLSTMBase(LSTMParameters):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "decoder":  # nn.Module would register it, past the property
             object.__setattr__(self, name, value)
+        elif name == "qconfig":  # what torch.ao.quantization sets on all modules before it begins
+            raise NotImplementedError(
+                "a model that recodes cannot be quantized: its decoder would be exchanged for one "
+                "that has no weight to differentiate in"
+            )
         else:
             super().__setattr__(name, value)
 

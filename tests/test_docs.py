@@ -1,10 +1,15 @@
 """What the documentation shows works: Python blocks run, commands and flags exist, links lead."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import fused_recoder as fr
 from fused_recoder.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +42,58 @@ def test_all_code_is_in_blocks_that_run(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     assert not re.findall(r"^ {4}(?:import |from [\w.]+ import|def |\w+ = [\w.]+\().*", prose, re.M)
     fences = re.findall(r"^```([^\n]*)\n.*?^```", page.read_text(), re.S | re.M)
-    assert set(fences) <= {"python", "sh"}
+    assert set(fences) <= {"python", "sh", "diff"}
+
+
+@pytest.fixture
+def drop_in(tmp_path, monkeypatch):
+    """Runs the word language model of the page on dropping in, before or after the change."""
+    monkeypatch.chdir(tmp_path)
+    (diff,) = blocks(DOCS / "recoding-lstm.md", "diff")
+
+    def run(gone: str):
+        lines = [line[1:] for line in diff.splitlines() if line[:1] != gone]
+        path = tmp_path / "word_model.py"
+        path.write_text("\n".join(lines))
+        spec = importlib.util.spec_from_file_location("word_model", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "word_model", module)  # where loading finds the class
+        spec.loader.exec_module(module)
+        return module
+
+    return run
+
+
+def test_a_word_language_model_changes_in_five_lines():
+    (diff,) = blocks(DOCS / "recoding-lstm.md", "diff")
+    signs = [line[:1] for line in diff.splitlines()]
+    assert set(signs) == {"", " ", "+", "-"}
+    assert signs.count("+") == 5
+    assert signs.count("-") < 5
+
+
+@pytest.mark.parametrize(("gone", "rnn"), [("+", nn.LSTM), ("-", fr.FusedRecodingLSTM)])
+def test_the_word_language_model_works_before_and_after(drop_in, gone, rnn):
+    module = drop_in(gone)
+    assert type(module.model.rnn) is rnn
+    *training, evaluation = module.losses
+    assert training[-1] < training[0] - 0.1
+    assert evaluation < training[0]
+    assert len(module.written) == 30
+    assert all(0 <= word < 19 for word in module.written)
+
+
+def test_the_word_language_model_generates_as_a_reader_reads(drop_in):
+    """The states that its two calls per word carry on are those of the recoder."""
+    module = drop_in("-")
+    lm = fr.RecodingLanguageModel(19, 16, 16, 2, tie_weights=True).eval()
+    lm.load_state_dict(module.model.state_dict())
+    reader, hidden = lm.reader(), None
+    words = module.text[:12, :1]
+    for word, following in zip(words[:-1], words[1:], strict=True):
+        logits, _, _ = module.model(word[None], hidden, torch.full((1, 1), -100))
+        _, _, hidden = module.model(word[None], hidden, following[None])
+        torch.testing.assert_close(logits.log_softmax(-1)[0], reader.feed(word))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

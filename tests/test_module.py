@@ -81,6 +81,14 @@ def test_unsupported_options_of_nn_lstm_are_refused_by_name(name):
     fr.FusedRecodingLSTM(5, 7, decoder=nn.Linear(7, 11), **{name: 0})
 
 
+def test_arguments_of_nn_lstm_may_come_by_position():
+    given = (5, 7, 2, False, True, 0.25)
+    ours, lstm = fr.FusedRecodingLSTM(*given, decoder=nn.Linear(7, 11)), nn.LSTM(*given)
+    for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size"):
+        assert getattr(ours, name) == getattr(lstm, name)
+    assert ours.flatten_parameters() is None
+
+
 def test_the_decoder_is_held_but_not_registered():
     model = Model(step="learned")
     assert model.rnn.decoder is model.decoder
@@ -115,6 +123,62 @@ def test_pickling_keeps_them_shared(how):
         again = torch.load(buffer, weights_only=False)
     assert again.rnn.decoder is again.decoder
     assert torch.equal(again(TOKENS, TARGETS), model(TOKENS, TARGETS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"step": "learned"},
+        {"signal": "surprisal", "step": "backtracking", "gate": 0.5},
+        {"signal": "entropy", "step": "predicted"},
+        {"signal": fr.signals.MCDropout(num_samples=2), "step": "learned"},
+        {"signal": fr.signals.Variational(num_samples=2)},
+        {"signal": "ensemble", "decoder": fr.EnsembleDecoder(7, 11, num_members=2)},
+        {"signal": [fr.signals.Classifier(torch.ones(7))]},
+        {"signal": None},
+    ],
+    ids=lambda o: f"{type(o['signal']).__name__}_{o.get('signal')}" if "signal" in o else "nll",
+)
+def test_a_model_saved_whole_is_loaded_without_further_ado(options, tmp_path):
+    """As torch.load does by default, which builds registered classes alone."""
+    model = fr.RecodingLanguageModel(11, 7, 7, 2, **options).eval()
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert again.rnn.decoder is again.decoder
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+
+
+def test_the_recoder_follows_an_exchanged_decoder():
+    """Also in models that are not ours: the new one is trained and recoded for."""
+    for model in (Model(), fr.RecodingLanguageModel(11, 7, 7, 2)):
+        new = nn.Linear(7, 11)
+        model.decoder = new
+        assert model.rnn.decoder is new
+        copied = copy.deepcopy(model)
+        copied.decoder = nn.Linear(7, 11)
+        assert copied.rnn.decoder is copied.decoder
+        assert model.rnn.decoder is new
+        with pytest.raises((TypeError, ValueError), match="decoder must"):
+            model.decoder = nn.Linear(8, 11)
+        assert model.decoder is model.rnn.decoder is new
+
+
+def test_exchanging_something_else_leaves_the_recoder_alone():
+    model, other = Model(), Model()
+    decoder = model.rnn.decoder
+    model.encoder = nn.Embedding(11, 7)
+    other.decoder = nn.Linear(7, 11)
+    assert model.rnn.decoder is decoder
+
+
+@pytest.mark.parametrize("make", [Model, lambda: fr.RecodingLanguageModel(11, 7, 7, 2)])
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_quantizing_is_refused(make):
+    model = make()
+    with pytest.raises(NotImplementedError, match="a model that recodes cannot be quantized"):
+        torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    assert type(model.decoder) is nn.Linear
 
 
 def test_state_dict_round_trip():
@@ -328,6 +392,26 @@ def test_trace_has_the_documented_shapes():
     assert trace.delta.shape == trace.delta_after.shape == (4, 3)
     assert trace.step_size.shape == trace.grad_norm.shape == (3, 2, 4, 3)
     assert not any(t.requires_grad for t in trace)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("beyond", [0, 2])
+def test_targets_of_a_packed_input_may_be_padded_as_it_was(batch_first, beyond):
+    """Also where the batch was padded beyond its longest sequence."""
+    rnn, _, _ = make_pair(signal="nll", batch_first=batch_first)
+    lengths = torch.tensor([2, 4, 1])
+    x = torch.randn(3, 4 + beyond, 5, dtype=torch.float64)
+    y = torch.randint(11, (3, 4 + beyond))
+    if not batch_first:
+        x, y = x.transpose(0, 1), y.t()
+    packed = pack_padded_sequence(x, lengths, batch_first, enforce_sorted=False)
+    output, states = rnn(packed, targets=y)
+    want, want_states = rnn(x, targets=y, lengths=lengths)
+    padded, _ = pad_packed_sequence(output, batch_first, total_length=4 + beyond)
+    torch.testing.assert_close(padded, want)
+    torch.testing.assert_close(states, want_states)
+    with pytest.raises(ValueError, match="targets must have shape"):
+        rnn(packed, targets=y[:2, :2])
 
 
 def test_packing_accepts_a_mask():
