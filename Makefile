@@ -1,5 +1,6 @@
-# make demo | train | test | bench | nvcc-check | cuda-check | lint | format: each sets up what it
-# needs, on a fresh machine too.
+# make demo | train | test | bench | docs | wheel | lint | format, and the longer checks: nvcc-check |
+# cuda-check | torch-check | package-check | aarch64-check. Each sets up what it needs, on a fresh
+# machine too.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,8 @@ CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '
 EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 PY := fused_recoder bench tests tools examples setup.py
 
-.PHONY: demo train test bench nvcc-check cuda-check lint format clean
+.PHONY: demo train test bench docs wheel nvcc-check cuda-check torch-check package-check \
+	aarch64-check lint format clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py
@@ -31,6 +33,24 @@ nvcc-check: $(DEPENDENCIES)
 # Downloads about 5 GB once; see tools/cuda_check.py.
 cuda-check:
 	$(PYTHON) -m tools.cuda_check
+
+# Another version of PyTorch, some 5 GB: make torch-check VERSION=2.15.0 [PYTHON=python3.13]
+torch-check:
+	$(PYTHON) -m tools.torch_check $(VERSION) $(if $(FOLDER),--folder $(FOLDER))
+
+package-check: $(DEPENDENCIES)
+	$(BIN)/python -m tools.package_check
+
+# Needs g++ for aarch64 and QEMU: apt-get install g++-aarch64-linux-gnu qemu-user
+aarch64-check: $(DEPENDENCIES)
+	$(BIN)/python -m tools.aarch64_check
+
+docs: $(DEPENDENCIES)
+	$(BIN)/python -m pip install --quiet -r docs/requirements.txt
+	$(BIN)/python -m tools.make_docs
+
+wheel: $(DEPENDENCIES)
+	$(BIN)/python -m tools.make_wheel
 
 lint: $(DEPENDENCIES)
 	$(BIN)/ruff check $(PY)

@@ -7,18 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
-from setuptools import setup
-from setuptools.modified import newer_group
+OLDEST, NEWEST = (2, 6), (2, 15)  # of PyTorch, as `make torch-check` found them to work
+INSTALL = """Install it first, then build without isolation, so that no other one is fetched for it:
+    pip install torch "setuptools>=80" ninja pybind11
+    pip install --no-build-isolation ."""
 
+try:
+    from setuptools import setup
+    from setuptools.modified import newer_group
+except ImportError as error:
+    sys.exit(f"fused_recoder is built with setuptools 80 or newer ({error}).\n{INSTALL}")
 try:
     import torch
     from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 except ImportError as error:
     sys.exit(
-        f"fused_recoder is compiled against PyTorch, which could not be imported ({error}).\n"
-        "Install it first, then build without isolation:\n"
-        "    pip install torch==2.13.0 setuptools ninja pybind11\n"
-        "    pip install --no-build-isolation ."
+        "fused_recoder is compiled against the PyTorch it shall run with, which could not be "
+        f"imported ({error}).\n{INSTALL}"
     )
 
 DEBUG = os.environ.get("DEBUG", "0") == "1"
@@ -42,6 +47,9 @@ if X86:
 
 COMMON_FLAGS = ["-std=c++20", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
 COMMON_FLAGS += ["-O0", "-g"] if DEBUG else ["-O3"]
+# at::parallel_for is a header: without OpenMP here it would silently run serially, as it does with
+# Apple's compiler, which has none.
+OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]
 NVCC_FLAGS = ["-std=c++20", *(["-O0", "-g", "-G"] if DEBUG else ["-O3"])]
 
 
@@ -63,6 +71,18 @@ def decide_cuda() -> tuple[bool, str]:
         return False, f"CPU only, because {missing}"
     archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "torch's default list")
     return True, f"CUDA {torch.version.cuda} for architectures {archs}, toolkit in {CUDA_HOME}"
+
+
+def check_torch() -> str:
+    """The minor version that is compiled against, the only one that the extension will run with."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) < OLDEST:
+        sys.exit(f"fused_recoder needs torch {'.'.join(map(str, OLDEST))} or newer, and found "
+                 f"{torch.__version__}.")  # fmt: skip
+    if (major, minor) > NEWEST:
+        print(f"fused_recoder: torch {torch.__version__} is newer than any it was tested with, "
+              f"{'.'.join(map(str, NEWEST))}", file=sys.stderr)  # fmt: skip
+    return f"{major}.{minor}"
 
 
 class BuildPerInstructionSet(BuildExtension):
@@ -90,6 +110,7 @@ class BuildPerInstructionSet(BuildExtension):
         return compiled
 
 
+minor = check_torch()
 cuda, decision = decide_cuda()
 decision += f"; CPU kernels for {', '.join(INSTRUCTION_SETS)}"
 decision += "; debug build" if DEBUG else ""
@@ -99,8 +120,9 @@ macros = [("AT_PER_OPERATOR_HEADERS", None), ("FR_BUILD_DECISION", f'"{decision}
 macros += [("FR_X86", None)] if X86 else []
 macros += [("FR_CUDA", None)] if cuda else []
 setup(
-    # An extension works with the torch it was compiled against, and with no other.
-    install_requires=[f"torch=={torch.__version__.split('+')[0]}"],
+    install_requires=[f"torch=={minor}.*"],
+    # A wheel says so in its name; sources do not depend on what they were packed with.
+    options={} if "sdist" in sys.argv else {"egg_info": {"tag_build": f"+torch{minor}"}},
     ext_modules=[
         (CUDAExtension if cuda else CppExtension)(
             "fused_recoder._C",
@@ -109,9 +131,8 @@ setup(
                 *([CUDA_BACKEND, *CUDA_SOURCES] if cuda else []),
             ],
             define_macros=macros,
-            # at::parallel_for is a header: without OpenMP here it would silently run serially.
-            extra_compile_args={"cxx": [*COMMON_FLAGS, "-fopenmp"], "nvcc": NVCC_FLAGS},
-            extra_link_args=["-fopenmp"],
+            extra_compile_args={"cxx": [*COMMON_FLAGS, *OPENMP], "nvcc": NVCC_FLAGS},
+            extra_link_args=OPENMP,
         )
     ],
     cmdclass={"build_ext": BuildPerInstructionSet},

@@ -16,13 +16,21 @@ def check() -> None:
             raise ImportError(
                 f"fused_recoder is not built here: run `{REBUILD}` in its folder."
             ) from error
-        raise ImportError(
-            "fused_recoder was built for another PyTorch than the running one "
-            f"({torch.__version__}): rebuild it with `{REBUILD}`. The loader said: {error}"
-        ) from error
-    built, running = _C.torch_version, torch.__version__.split("+")[0]
-    if built != running:
-        raise ImportError(
-            f"fused_recoder was built against torch {built}, but torch {running} is running: "
-            f"rebuild it with `{REBUILD}`."
-        )
+        raise ImportError(f"{_refusal('another one')} The loader said: {error}") from error
+    built = minor(_C.torch_version)
+    if built != minor(torch.__version__):
+        raise ImportError(_refusal(f"torch {built}"))
+
+
+def minor(version: str) -> str:
+    """`2.13` of `2.13.0+cpu`: within it extensions stay compatible."""
+    return ".".join(version.split(".")[:2])
+
+
+def _refusal(built: str) -> str:
+    running = torch.__version__
+    return (
+        f"torch {running} is running, but fused_recoder was built against {built}. Either build it "
+        f"for the running one, with `{REBUILD}` in its folder, or install a wheel of it that has "
+        f"torch{minor(running)} in its name; both leave torch as it is."
+    )

@@ -39,8 +39,17 @@ def test_module_can_be_run():
 
 def test_another_torch_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
-    with pytest.raises(ImportError, match=r"built against torch .* but torch 2\.99\.1 is running"):
+    built = _build.minor(_C.torch_version)
+    said = rf"torch 2\.99\.1\+cpu is running, but .* built against torch {built}"
+    with pytest.raises(ImportError, match=said) as refusal:
         _build.check()
+    assert "--no-deps" in str(refusal.value)
+    assert "torch2.99 in its name" in str(refusal.value)
+
+
+def test_another_patch_release_of_torch_is_accepted(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", f"{_build.minor(_C.torch_version)}.99")
+    _build.check()
 
 
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]

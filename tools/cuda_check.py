@@ -5,56 +5,26 @@ the folder lies outside of the repository and is used again by the next run."""
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 from . import cuda_toolkit
+from .clean_environment import ONLY_PYPI, ROOT, copy_sources, make_environment, pins, run
 
-ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_FOLDER = Path.home() / ".cache" / "fused-recoder" / "cuda-check"
 ARCHITECTURES = "8.0 9.0+PTX"
 BUILD_REQUIREMENTS = ("torch", "numpy", "setuptools", "wheel", "ninja", "pybind11")
 NVCC = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88",
         "nvidia-cuda-cccl==13.0.85"]  # fmt: skip
-# pip must not find a local CPU build of torch instead.
-ONLY_PYPI = {"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 
-def run(*command: str | Path, **environment: str) -> None:
-    print("+", *command, flush=True)
-    subprocess.run([str(part) for part in command], check=True, env=os.environ | environment)
-
-
-def make_environment(folder: Path) -> Path:
+def make_cuda_environment(folder: Path) -> Path:
     """A Python with the CUDA build of torch and, where there is no nvcc, NVIDIA's package of it."""
-    python = folder / "env" / "bin" / "python"
-    if not python.exists():
-        venv.create(folder / "env", with_pip=True)
-    pins = [
-        line
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if line.split("==")[0] in BUILD_REQUIREMENTS
-    ]
-    if cuda_toolkit.find_nvcc() is None:
-        pins += NVCC
-    run(python, "-m", "pip", "install", "--quiet", *pins, **ONLY_PYPI)
+    python = make_environment(folder / "env", sys.executable)
+    nvcc = NVCC if cuda_toolkit.find_nvcc() is None else []
+    run(python, "-m", "pip", "install", "--quiet", *pins(*BUILD_REQUIREMENTS), *nvcc, **ONLY_PYPI)
     return python
-
-
-def copy_sources(folder: Path) -> Path:
-    """The files under version control, as they are now."""
-    source = folder / "source"
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True
-    ).stdout.splitlines()
-    for name in listed:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name)  # keeps time stamps: no needless compiling
-    return source
 
 
 def build(python: Path, source: Path) -> None:
@@ -80,8 +50,8 @@ def main() -> None:
     if folder.is_relative_to(ROOT):
         sys.exit("--folder must lie outside of the repository")
     folder.mkdir(parents=True, exist_ok=True)
-    python = make_environment(folder)
-    source = copy_sources(folder)
+    python = make_cuda_environment(folder)
+    source = copy_sources(folder / "source")
     build(python, source)
     run(python, source / "tools" / "cuda_facts.py")
 
