@@ -6,7 +6,7 @@ from . import _build
 
 _build.check()
 
-from . import _following, _ops, _saving, functional, reference, signals, steps  # noqa: E402
+from . import _following, _ops, _saving, export, functional, reference, signals, steps  # noqa: E402
 from ._call import RecodingTrace  # noqa: E402
 from .cuda_graph import GraphedStep  # noqa: E402
 from .ensemble import EnsembleDecoder  # noqa: E402
@@ -28,6 +28,7 @@ __all__ = [
     "Reader",
     "RecodingLanguageModel",
     "RecodingTrace",
+    "export",
     "functional",
     "reference",
     "signals",

@@ -27,10 +27,11 @@ def recode_forward(rnn: RecodingLSTMBase, call: Call) -> ForwardResult:
         [x, call.h0, call.c0, *weights], step, decoder if call.loss or spec.exact else ()
     )
     dropout, output_dropout = rnn.active_dropout
+    nothing = [call.h0.new_empty(0)]  # AOTInductor would hand an empty list on as None
     arguments = ForwardArguments(
         input=x, h0=call.h0, c0=call.c0, weights=weights,
         decoder_weight=decoder[0], decoder_bias=decoder[1],
-        signal=signal_tensors(rnn), step=step, gate=gate_threshold(rnn),
+        signal=signal_tensors(rnn) or nothing, step=step or nothing, gate=gate_threshold(rnn),
         targets=call.targets, labels=call.labels, mask=call.mask, lengths=call.lengths,
         seed=call.seed,
         spec=spec.replace(

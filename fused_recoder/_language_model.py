@@ -126,7 +126,7 @@ class LanguageModelBase(nn.Module):
             raise TypeError(f"tokens must be an int64 tensor, got {given}")
         self._share_decoder()
         x = F.dropout(self.encoder(tokens), self.embedding_dropout, self.training)
-        result = self.rnn.read(
+        result = self.rnn(
             x, hx, targets=targets, labels=labels, lengths=lengths, recode_mask=recode_mask,
             return_trace=return_trace, generator=generator, loss=targets is not None,
         )  # fmt: skip

@@ -192,6 +192,11 @@ class RecodingLSTMBase(LSTMParameters):
         """Weight [V, H] and bias [V] or None of the held decoder."""
         weight, bias = getattr(self.decoder, "weight", None), getattr(self.decoder, "bias", None)
         assert isinstance(weight, Tensor)
+        if hasattr(weight, "full_tensor"):  # a DTensor: it is gathered when the decoder is called
+            raise NotImplementedError(
+                "decoder must not be sharded by itself (fully_shard): the RNN reads its weight "
+                "before it is called. Shard the model that holds both instead"
+            )
         if getattr(self, "_is_replica", False):
             # A DataParallel replica still holds the original decoder: copy it over, differentiably.
             device = self.weight_hh_l0.device
@@ -228,7 +233,8 @@ class RecodingLSTMBase(LSTMParameters):
         recode_mask: Tensor | PackedSequence | None = None,
         return_trace: bool = False,
         generator: torch.Generator | None = None,
-    ) -> tuple[Output, States] | tuple[Output, States, RecodingTrace]:
+        loss: bool | None = None,
+    ) -> tuple[Output, States] | tuple[Output, States, RecodingTrace] | Result:
         """Like `nn.LSTM`, recoding on the way.
 
         Args:
@@ -243,6 +249,8 @@ class RecodingLSTMBase(LSTMParameters):
             recode_mask: bool, in the layout of the input: where recoding is allowed.
             return_trace: also return a `RecodingTrace`.
             generator: where the seed of this call's masks comes from, instead of torch's own.
+            loss: for language models, which want everything by name: return a `Result`, with the
+                targets' nll if true.
 
         Returns:
             `output, (h_n, c_n)` as `nn.LSTM` does. `output` is the state to decode: that of the
@@ -251,8 +259,10 @@ class RecodingLSTMBase(LSTMParameters):
         """
         result = self.read(
             input, hx, targets=targets, labels=labels, lengths=lengths, recode_mask=recode_mask,
-            return_trace=return_trace, generator=generator,
+            return_trace=return_trace, generator=generator, loss=bool(loss),
         )  # fmt: skip
+        if loss is not None:
+            return result
         states = (result.h_n, result.c_n)
         if result.trace is not None:
             return result.output, states, result.trace
