@@ -1,6 +1,7 @@
 """What the documentation shows works: Python blocks run, commands and flags exist, links lead."""
 
 import importlib.util
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_the_word_language_model_generates_as_a_reader_reads(drop_in):
     lm.load_state_dict(module.model.state_dict())
     reader, hidden = lm.reader(), None
     words = module.text[:12, :1]
-    for word, following in zip(words[:-1], words[1:], strict=True):
+    for word, following in itertools.pairwise(words):
         logits, _, _ = module.model(word[None], hidden, torch.full((1, 1), -100))
         _, _, hidden = module.model(word[None], hidden, following[None])
         torch.testing.assert_close(logits.log_softmax(-1)[0], reader.feed(word))
