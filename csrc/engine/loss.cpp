@@ -70,7 +70,7 @@ void decode_rows(const Problem& s, const LinearMap& decoder, const at::Tensor& s
     SoftmaxSignal<S> p{};
     p.rows = rows;
     p.vocab = s.V;
-    p.kind = SignalKind::kNll;
+    p.signal = {SignalKind::kNll};
     p.logits = buffer();
     p.targets = targets.const_data_ptr<int64_t>() + start;
     p.direction = gradients.any() ? part.mutable_data_ptr<S>() : nullptr;

@@ -7,7 +7,7 @@
 // "null" behind a pointer says that it may be absent.
 #pragma once
 
-#include "math.h"
+#include "row_signals.h"
 
 namespace fused_recoder {
 
@@ -46,13 +46,13 @@ struct CellForward {
 };
 
 // One pass over the logits of a step: log-sum-exp, the signal's value and its direction.
-// u = scale * direction; direction is o - onehot(target) for the gold signals,
-// -o * (log o + H) for the entropy.
+// u = scale * direction; direction is o - onehot(target) for the gold signals, u itself for those
+// of the whole prediction.
 template <typename S>
 struct SoftmaxSignal {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, vocab;
-  SignalKind kind;
+  RowSignal signal;
   A* logits;               // [B,V] in; may be overwritten
   const int64_t* targets;  // [B] or null: the most probable token stands in; < 0: ignored row
   S* direction;            // [B,V] out or null (value only); may be the memory of `logits`
@@ -69,7 +69,7 @@ template <typename S>
 struct StreamDecode {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, hidden, vocab;
-  SignalKind kind;
+  RowSignal signal;
   const S* h;              // [B,H]
   const S* weight;         // [V,H]
   const A* bias;           // [V] or null
@@ -89,7 +89,7 @@ template <typename S>
 struct GoldArrives {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, hidden, vocab;
-  SignalKind kind;
+  RowSignal signal;
   const A* logits;         // [B,V]
   const A* log_sum;        // [B] log-sum-exp of the logits
   const A* expected;       // [B,H] o * W
@@ -121,7 +121,7 @@ template <typename S>
 struct SoftmaxSignalBackward {
   using A = typename AccumulateIn<S>::type;
   int64_t rows, vocab;
-  SignalKind kind;
+  RowSignal signal;
   A* logits;               // [B,V] in; overwritten with u where `u` is its memory
   const int64_t* targets;  // [B] or null
   const A* delta_bar;      // [B] or null: zero

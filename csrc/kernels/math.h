@@ -1,5 +1,5 @@
-// Scalar mathematics shared by every backend: host and device, no torch, no allocation.
-// Included by kernels/cpu/*.h, kernels/cuda/*.cuh and the tests of both.
+// Scalar mathematics shared by every backend: host and device, no torch, no allocation. That of
+// signals: row_signals.h. Included by kernels/cpu/*.h, kernels/cuda/*.cuh and the tests of both.
 #pragma once
 
 #include <math.h>
@@ -12,56 +12,11 @@
 #else
 #define FR_HOST_DEVICE inline __attribute__((always_inline))
 #endif
+// On the host alone. Inlined always: what is compiled for several instruction sets must not be
+// shared between them.
+#define FR_HOST inline __attribute__((always_inline))
 
 namespace fused_recoder {
-
-// The error signal of one row of logits. `u = d(delta)/d(logits)` is always `scale * direction`:
-// the scalar is applied after the GEMM with the decoder, because for the gold signals the
-// direction alone is also the cross-entropy gradient of training.
-// Asked for by switches without a default, so that a kind that is forgotten fails to compile.
-enum class SignalKind : int32_t {
-  kSurprisal,
-  kNll,
-  kEntropy,
-  kSoftmax  // no signal yet, the target is not known: direction o, delta = log-sum-exp
-};
-
-// Everything a gold signal derives from log p of its target: delta, `scale` (kappa: u = kappa *
-// (o - onehot)) and d(kappa)/d(log p) for second derivatives. Finite for all log p in (-inf, 0].
-// In double for every storage type: a scalar per row costs nothing, and an error in it would be
-// common to the whole row.
-struct GoldSignal {
-  double delta;
-  double scale;
-  double scale_slope;
-};
-
-// delta = -log p
-FR_HOST_DEVICE GoldSignal nll_signal(double log_p) { return GoldSignal{-log_p, 1, 0}; }
-
-// delta = p^(-p) - 1, kappa = p^(1-p) (log p + 1)
-FR_HOST_DEVICE GoldSignal surprisal_signal(double log_p) {
-  const double p = exp(log_p);
-  // p * log p would be 0 * -inf for impossible targets; the limits are 0. (NaN is not 0.)
-  if (p == 0) return GoldSignal{0, 0, 0};
-  const double one_minus_p = -expm1(log_p);
-  const double power = exp(one_minus_p * log_p);
-  return GoldSignal{expm1(-p * log_p), power * (log_p + 1),
-                    power * ((one_minus_p - p * log_p) * (log_p + 1) + 1)};
-}
-
-FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
-  switch (kind) {
-    case SignalKind::kNll:
-      return nll_signal(log_p);
-    case SignalKind::kSurprisal:
-      return surprisal_signal(log_p);
-    case SignalKind::kEntropy:
-    case SignalKind::kSoftmax:
-      break;  // of no token
-  }
-  return GoldSignal{NAN, NAN, NAN};
-}
 
 // ---------------------------------------------------------------------------------------------
 // Random bits. Philox4x32-10 (Salmon et al. 2011), a pure function of (key, counter), so that a

@@ -11,7 +11,7 @@ namespace fused_recoder {
 namespace {
 
 struct Checked {
-  SignalKind kind;
+  RowSignal signal;
   int64_t N, H, V;
   at::ScalarType io_type;
   at::Tensor hidden, weight, bias, targets;  // [N,H], [V,H], [V] or undefined, [N] or undefined
@@ -23,7 +23,7 @@ Checked check(const at::Tensor& hidden, const at::Tensor& weight, const Optional
   const SignalFacts& signal = signal_family(spec.signal).facts;
   TORCH_CHECK_VALUE(signal.row_kind.has_value() && !signal.needs_members,
                     "signal must be one of a single prediction, got '", spec.signal, "'");
-  a.kind = *signal.row_kind;
+  a.signal = signal.row(spec);
   TORCH_CHECK_VALUE(hidden.dim() == 2, "hidden must have shape [N, H], got ", hidden.sizes());
   TORCH_CHECK_VALUE(hidden.numel() > 0, "hidden must not be empty, got shape ", hidden.sizes());
   a.io_type = hidden.scalar_type();
@@ -88,7 +88,7 @@ std::tuple<at::Tensor, at::Tensor> run(const Checked& a) {
     SoftmaxSignal<S> p{};
     p.rows = rows;
     p.vocab = a.V;
-    p.kind = a.kind;
+    p.signal = a.signal;
     p.logits = part.mutable_data_ptr<A>();
     p.targets = a.targets.defined() ? a.targets.const_data_ptr<int64_t>() + start : nullptr;
     p.direction = part.mutable_data_ptr<S>();
@@ -131,7 +131,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward(const Checked& a,
     SoftmaxSignalBackward<S> p{};
     p.rows = rows;
     p.vocab = a.V;
-    p.kind = a.kind;
+    p.signal = a.signal;
     p.logits = l.mutable_data_ptr<A>();
     p.targets = a.targets.defined() ? a.targets.const_data_ptr<int64_t>() + start : nullptr;
     p.delta_bar = d(start);

@@ -114,7 +114,7 @@ class Classifiers final : public Signal<S> {
     SoftmaxSignal<S> k{};
     k.rows = p.B;
     k.vocab = classifier.weight.size(0);
-    k.kind = SignalKind::kNll;
+    k.signal = {SignalKind::kNll};
     k.logits = logits[i].template mutable_data_ptr<A>();
     k.targets = labels_at(t);
     k.direction = want_gradient ? logits[i].template mutable_data_ptr<S>() : nullptr;
@@ -134,7 +134,7 @@ class Classifiers final : public Signal<S> {
     SoftmaxSignalBackward<S> k{};
     k.rows = p.B;
     k.vocab = classifier.weight.size(0);
-    k.kind = SignalKind::kNll;
+    k.signal = {SignalKind::kNll};
     k.logits = logits.template mutable_data_ptr<A>();
     k.targets = labels_at(t);
     k.u_bar = bar.template mutable_data_ptr<A>();

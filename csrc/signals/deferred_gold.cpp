@@ -44,7 +44,7 @@ at::Tensor DeferredGold<S>::predict(const S* top) {
   } else {
     decode.multiply(p.B, top, logits(), this->bias_of(decoder()));
     probabilities.tensor().copy_(logits.tensor());
-    SoftmaxSignal<S> k = softmax(SignalKind::kSoftmax, probabilities(), log_sum());
+    SoftmaxSignal<S> k = softmax({SignalKind::kSoftmax}, probabilities(), log_sum());
     k.direction = probabilities();
     kernels.softmax_signal(launch, k);
     decode_back.multiply(p.B, probabilities(), expected());
@@ -58,7 +58,7 @@ void DeferredGold<S>::stream(const S* top) const {
   k.rows = p.B;
   k.hidden = p.H;
   k.vocab = p.V;
-  k.kind = SignalKind::kSoftmax;
+  k.signal = {SignalKind::kSoftmax};
   k.h = top;
   k.weight = decoder().weight.template const_data_ptr<S>();
   k.bias = this->bias_of(decoder());
@@ -71,11 +71,11 @@ void DeferredGold<S>::stream(const S* top) const {
 }
 
 template <typename S>
-SoftmaxSignal<S> DeferredGold<S>::softmax(SignalKind kind, A* rows, A* delta) const {
+SoftmaxSignal<S> DeferredGold<S>::softmax(const RowSignal& signal, A* rows, A* delta) const {
   SoftmaxSignal<S> k{};
   k.rows = p.B;
   k.vocab = p.V;
-  k.kind = kind;
+  k.signal = signal;
   k.logits = rows;
   k.delta = delta;
   k.scratch = scratch();
@@ -88,7 +88,7 @@ typename DeferredGold<S>::TopGradient DeferredGold<S>::top_gradient(int64_t, con
   k.rows = p.B;
   k.hidden = p.H;
   k.vocab = p.V;
-  k.kind = *p.signal.row_kind;
+  k.signal = p.signal.row(p.spec);
   k.logits = logits();
   k.log_sum = log_sum();
   k.expected = expected();
@@ -104,7 +104,7 @@ typename DeferredGold<S>::TopGradient DeferredGold<S>::top_gradient(int64_t, con
 template <typename S>
 void DeferredGold<S>::value(int64_t, const S* top, A* delta) {
   decode.multiply(p.B, top, trial_logits(), this->bias_of(decoder()));
-  SoftmaxSignal<S> k = softmax(*p.signal.row_kind, trial_logits(), delta);
+  SoftmaxSignal<S> k = softmax(p.signal.row(p.spec), trial_logits(), delta);
   k.targets = gold();
   kernels.softmax_signal(launch, k);
 }

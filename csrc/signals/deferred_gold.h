@@ -31,7 +31,7 @@ class DeferredGold final : public DecodedSignal<S> {
   TopGradient top_gradient(int64_t t, const S* top, A* delta) override;
   void value(int64_t t, const S* top, A* delta) override;
   const LinearMap& decoder() const { return p.decoders[0]; }
-  SoftmaxSignal<S> softmax(SignalKind kind, A* rows, A* delta) const;
+  SoftmaxSignal<S> softmax(const RowSignal& signal, A* rows, A* delta) const;
   void stream(const S* top) const;
 
   ConstantMatrix<S> decode, decode_back;

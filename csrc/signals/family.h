@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "../kernels/kernels.h"
+#include "../ops/spec.h"
 
 namespace fused_recoder {
 
@@ -25,12 +26,18 @@ struct SignalFacts {
   bool own_states = false;
   // Its masks act on the undropped top state; other signals see what is predicted from.
   bool masks_top_state = false;
-  // What the kernels compute of a row of logits, for signals of one prediction.
+  // What the kernels compute of a row of logits, for signals of one prediction, and the field of
+  // the spec that holds the number of such a kind; null: it has none.
   std::optional<SignalKind> row_kind;
+  double Spec::* parameter = nullptr;
 
   bool decodes() const { return exists && !reads_labels; }
   // Signals that see labels predict from the unrecoded state: none may leak.
   bool sees_labels() const { return reads_target || reads_labels; }
+  // Of a signal that has a row kind.
+  RowSignal row(const Spec& spec) const {
+    return {row_kind.value(), parameter == nullptr ? 0 : spec.*parameter};
+  }
 };
 
 struct SignalFamily {

@@ -28,7 +28,7 @@ class OnePrediction final : public DecodedSignal<S> {
   explicit OnePrediction(const Problem& problem)
       : DecodedSignal<S>(problem),
         decoder(p.ensemble ? p.mean_decoder() : p.decoders[0]),
-        kind(*p.signal.row_kind) {}
+        row(p.signal.row(p.spec)) {}
 
   void begin_forward(const Forward& pass) override;
   void begin_backward(const Backward& pass) override;
@@ -51,7 +51,7 @@ class OnePrediction final : public DecodedSignal<S> {
   void copy_rows(S* to, const S* from) const { this->rows_at(to).copy_(this->rows_at(from)); }
 
   const LinearMap decoder;
-  const SignalKind kind;
+  const RowSignal row;
   ConstantMatrix<S> decode, decode_back;  // [H -> V], [V -> H]
   Buffer<uint8_t> scratch;                // of softmax_signal
   Buffer<int64_t> chosen;                 // [T or 1,B] the targets in use
@@ -150,7 +150,7 @@ SoftmaxSignal<S> OnePrediction<S>::softmax(A* rows, const int64_t* tokens, A* de
   SoftmaxSignal<S> k{};
   k.rows = p.B;
   k.vocab = p.V;
-  k.kind = kind;
+  k.signal = row;
   k.logits = rows;
   k.targets = tokens;
   k.delta = delta;
@@ -165,7 +165,7 @@ StreamDecode<S> OnePrediction<S>::stream(A* rows, const S* top, const int64_t* t
   k.rows = p.B;
   k.hidden = p.H;
   k.vocab = p.V;
-  k.kind = kind;
+  k.signal = row;
   k.h = top;
   k.weight = decoder.weight.template const_data_ptr<S>();
   k.bias = this->bias_of(decoder);
@@ -214,7 +214,7 @@ void OnePrediction<S>::curvature(int64_t t, const S* top, const S* gradient_bar,
   SoftmaxSignalBackward<S> k{};
   k.rows = p.B;
   k.vocab = p.V;
-  k.kind = kind;
+  k.signal = row;
   k.logits = rows(held, 0);
   k.targets = chosen_at(t);
   k.loss_bar = loss_bar(t);

@@ -137,7 +137,7 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
   const Array<char> scratch = make_scratch<A>(shape);
   SoftmaxSignal<S> p{B,
                      V,
-                     kind,
+                     {kind},
                      logits.cuda.data(),
                      targets.cuda.data(),
                      direction.cuda.data(),
@@ -148,7 +148,7 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
                      scratch.data()};
   SoftmaxSignal<A> q{B,
                      V,
-                     kind,
+                     {kind},
                      logits.cpu.data(),
                      targets.cpu.data(),
                      direction.cpu.data(),
@@ -198,7 +198,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
   const Array<char> scratch = make_scratch<A>(shape);
   SoftmaxSignalBackward<A> p{B,
                              V,
-                             kind,
+                             {kind},
                              logits.cuda.data(),
                              targets.cuda.data(),
                              delta_bar.cuda.data(),
@@ -208,7 +208,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
                              scratch.data()};
   SoftmaxSignalBackward<A> q{B,
                              V,
-                             kind,
+                             {kind},
                              logits.cpu.data(),
                              targets.cpu.data(),
                              delta_bar.cpu.data(),
@@ -268,14 +268,14 @@ void without_scratch() {
   const auto delta = unwritten<float>(1), delta_bar = random_values<float>(1, 1);
   const auto u_bar = random_values<float>(shape.vocab, 1), u = unwritten<float>(shape.vocab);
   SoftmaxSignal<float> p{};
-  p.rows = 1, p.vocab = shape.vocab, p.kind = SignalKind::kEntropy;
+  p.rows = 1, p.vocab = shape.vocab, p.signal = {SignalKind::kEntropy};
   p.logits = logits.cuda.data(), p.delta = delta.cuda.data();
   expect_launches(1, [&] { cuda_table<float>().softmax_signal({}, p); });
   p.logits = logits.cpu.data(), p.delta = delta.cpu.data();
   cpu_table<float>().softmax_signal(cpu_launch(), p);
   expect_close("delta", delta, 8, 1);
   SoftmaxSignalBackward<float> q{};
-  q.rows = 1, q.vocab = shape.vocab, q.kind = SignalKind::kNll;
+  q.rows = 1, q.vocab = shape.vocab, q.signal = {SignalKind::kNll};
   q.logits = logits.cuda.data(), q.delta_bar = delta_bar.cuda.data();
   q.u_bar = u_bar.cuda.data(), q.u = u.cuda.data();
   expect_launches(1, [&] { cuda_table<float>().softmax_signal_backward({}, q); });
@@ -293,7 +293,7 @@ void targets_out_of_range() {
     const Array<char> scratch = make_scratch<float>(shape);
     const int64_t target = 20;
     SoftmaxSignal<float> p{};
-    p.rows = 1, p.vocab = 20, p.kind = SignalKind::kNll;
+    p.rows = 1, p.vocab = 20, p.signal = {SignalKind::kNll};
     p.logits = logits.cuda.data(), p.delta = delta.cuda.data();
     p.targets = &target, p.scratch = scratch.data();
     std::string message = "nothing";

@@ -236,11 +236,6 @@ FR_INLINE T finish_logits(const T* bias, int64_t words, T* row, T* kept) {
   return largest<T>(maximum);
 }
 
-template <typename T>
-FR_INLINE void multiply_by(T factor, T* x, int64_t size) {
-  for_each_vector<T>(size, [&](int64_t j, int n) { store(x + j, load(x + j, n) * factor, n); });
-}
-
 // Row b of a block that starts at word v: products become exponentials.
 template <typename T>
 FR_INLINE void block_softmax(const StreamDecode<T>& p, const BlockChunk<T>& c, int64_t b, int64_t v,
@@ -342,11 +337,7 @@ FR_INLINE RowSoftmax<T> merge_blocks(const StreamDecode<T>& p, int64_t b,
 template <typename T>
 FR_INLINE void finish_ignored_row(const StreamDecode<T>& p, int64_t b) {
   if (p.dh != nullptr) memset(p.dh + b * p.hidden, 0, p.hidden * sizeof(T));
-  if (p.direction != nullptr) memset(p.direction + b * p.vocab, 0, p.vocab * sizeof(T));
-  p.delta[b] = T(0);
-  if (p.scale != nullptr) p.scale[b] = T(0);
-  if (p.log_p != nullptr) p.log_p[b] = T(0);
-  if (p.chosen != nullptr) p.chosen[b] = p.targets[b];
+  ignore_row<T>(p, b);
 }
 
 // nll and surprisal: dh is E_o[W] so far.
@@ -358,11 +349,7 @@ FR_INLINE void finish_gold_row(const StreamDecode<T>& p, int64_t b, int64_t targ
     for_each_vector<T>(
         p.hidden, [&](int64_t j, int n) { store(dh + j, load(dh + j, n) - load(w + j, n), n); });
   }
-  const GoldSignal signal = gold_signal(p.kind, log_p);
-  p.delta[b] = T(signal.delta);
-  if (p.scale != nullptr) p.scale[b] = T(signal.scale);
-  if (p.log_p != nullptr) p.log_p[b] = T(log_p);
-  if (p.chosen != nullptr) p.chosen[b] = target;
+  write_gold_values<T>(p, b, target, log_p);
 }
 
 // nll and surprisal; p.logits [B,V] is given.

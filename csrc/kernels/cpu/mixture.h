@@ -23,7 +23,7 @@ void mixture_signal(const Launch& launch, const MixtureSignal<T>& p) {
             store(row + j, load(row + j, n) + load(common + j, n), n);
           });
         }
-        const RowSoftmax<T> softmax = row_softmax<T, false>(row, row, V);
+        const RowSoftmax<T> softmax = row_softmax(OneSum(), row, row, V);
         const T inverse = T(1 / softmax.sum), share = T(1.0 / K);
         for_each_vector<T>(V, [&](int64_t j, int n) {
           const Vec<T> o = load(row + j, n) * inverse;
@@ -75,7 +75,7 @@ void mixture_signal_backward(const Launch& launch, const MixtureSignalBackward<T
       T *log_mean = p.log_mean + b * V, *slope = p.slope + b * V;  // [V] first m and d(m)
       for (int64_t k = 0; k < K; ++k) {
         T *o = p.logits + k * stride + b * V, *bar = p.u_bar + k * stride + b * V;  // [V]
-        const T inverse = T(1 / row_softmax<T, false>(o, o, V).sum);
+        const T inverse = T(1 / row_softmax(OneSum(), o, o, V).sum);
         const T mean_bar = row_dot(o, bar, V) * inverse;
         for_each_vector<T>(V, [&](int64_t j, int n) {
           const Vec<T> o_j = load(o + j, n) * inverse, along = load(bar + j, n) - mean_bar;

@@ -17,8 +17,7 @@ constexpr int64_t kStreamChunks = 64;
 template <typename T>
 struct StreamState {
   T maximum;
-  T sum;           // of e = exp(l - maximum)
-  T weighted;      // of e * (l - maximum)
+  T sum, second;   // Z and T of kernels/row_signals.h
   T target_logit;  // of the target, if it is in this chunk
   T best_index;    // of the maximum, as a number: exact up to 2^24 tokens in float
 };
@@ -26,7 +25,7 @@ constexpr int64_t kStreamHeader = 8;  // elements kept for StreamState before th
 static_assert(sizeof(StreamState<float>) <= kStreamHeader * sizeof(float) &&
               sizeof(StreamState<double>) <= kStreamHeader * sizeof(double));
 
-// Per (chunk, row): the header, sum of e * W [H] and sum of e * (l - maximum) * W [H].
+// Per (chunk, row): the header, sum of e * W [H] and sum of t * W [H].
 template <typename T>
 FR_INLINE int64_t stream_stride(int64_t hidden) {
   return kStreamHeader + 2 * hidden;
@@ -39,10 +38,29 @@ int64_t stream_scratch(int64_t rows, int64_t hidden) {
   return rows > kStreamRows || blocked > streamed ? blocked : streamed;
 }
 
+// The sums of one chunk and row when its maximum rises to `maximum`.
+template <typename T, typename Signal>
+FR_INLINE void raise_maximum(const Signal& signal, StreamState<T>& s, T maximum, int64_t H,
+                             T* sum_w, T* sum_tw) {
+  if (s.sum > T(0)) {
+    const auto rise = signal.rise(s.maximum - maximum, NumberMath<T>());
+    if constexpr (Signal::kSums == 2) {
+      for_each_vector<T>(H, [&](int64_t j, int n) {
+        store(sum_tw + j, rise.second(load(sum_tw + j, n), load(sum_w + j, n)), n);
+      });
+      s.second = rise.second(s.second, s.sum);
+    }
+    multiply_by(rise.factor, sum_w, H);
+    s.sum *= rise.factor;
+  }
+  s.maximum = maximum;
+}
+
 // One tile of vocabulary rows [v, v + count) for one row h.
-template <typename T, bool kEntropy>
-FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int count,
-                           StreamState<T>& s, T* sum_w, T* sum_lw) {
+template <typename T, typename Signal>
+FR_INLINE void stream_tile(const Signal& signal, const StreamDecode<T>& p, int64_t b, int64_t v,
+                           int count, StreamState<T>& s, T* sum_w, T* sum_tw) {
+  constexpr bool kTwoSums = Signal::kSums == 2;
   const int64_t H = p.hidden;
   const T* h = p.h + b * H;
   const T* w[kStreamTile];  // [H] each; rows behind the end repeat the first and weigh nothing
@@ -53,7 +71,7 @@ FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int c
 #pragma GCC unroll 8
     for (int r = 0; r < kStreamTile; ++r) dots[r] += h_j * load(w[r] + j, n);
   });
-  alignas(64) T l[kStreamTile], e[kStreamTile], x[kStreamTile];
+  alignas(64) T l[kStreamTile], e[kStreamTile], weight[kStreamTile], value[kStreamTile];
   T tile_max = -INFINITY;
   for (int r = 0; r < kStreamTile; ++r) {
     l[r] = r < count ? sum<T>(dots[r]) + (p.bias != nullptr ? p.bias[v + r] : T(0)) : -INFINITY;
@@ -64,45 +82,38 @@ FR_INLINE void stream_tile(const StreamDecode<T>& p, int64_t b, int64_t v, int c
   if (tile_max > s.maximum) {
     for (int r = count - 1; r >= 0; --r)
       if (l[r] == tile_max) s.best_index = T(v + r);
-    if (s.sum > T(0)) {
-      const T shift = s.maximum - tile_max, factor = T(::exp(double(shift)));
-      if (kEntropy) {  // e * (l - new) = factor * (e * (l - old) + e * shift)
-        for_each_vector<T>(H, [&](int64_t j, int n) {
-          store(sum_lw + j, (load(sum_lw + j, n) + shift * load(sum_w + j, n)) * factor, n);
-        });
-        s.weighted = (s.weighted + shift * s.sum) * factor;
-      }
-      multiply_by(factor, sum_w, H);
-      s.sum *= factor;
-    }
-    s.maximum = tile_max;
+    raise_maximum(signal, s, tile_max, H, sum_w, sum_tw);
   }
   for (int r = 0; r < kStreamTile; r += kLanes<T>) {
     const int n = kStreamTile - r < kLanes<T> ? kStreamTile - r : kLanes<T>;
-    const Vec<T> shifted_l = shifted(l, r, n, s.maximum);
-    store(x + r, shifted_l, n);
-    store(e + r, exp<T>(shifted_l), n);
+    const Vec<T> x = shifted(l, r, n, s.maximum), e_r = exp<T>(x);
+    store(e + r, e_r, n);
+    if constexpr (kTwoSums) {
+      const auto t = signal.summand(x, e_r, VectorMath<T>());
+      store(weight + r, t.weight, n);
+      store(value + r, t.value, n);
+    }
   }
   for (int r = 0; r < count; ++r) {
     s.sum += e[r];
-    s.weighted += e[r] * x[r];
+    if constexpr (kTwoSums) s.second += weight[r] * value[r];
   }
   if (p.dh == nullptr) return;
   for_each_vector<T>(H, [&](int64_t j, int n) {
-    Vec<T> total = load(sum_w + j, n), total_l = kEntropy ? load(sum_lw + j, n) : Vec<T>{};
+    Vec<T> total = load(sum_w + j, n), total_t = kTwoSums ? load(sum_tw + j, n) : Vec<T>{};
 #pragma GCC unroll 8
     for (int r = 0; r < kStreamTile; ++r) {
       const Vec<T> w_r = load(w[r] + j, n);
       total += e[r] * w_r;
-      if (kEntropy) total_l += (e[r] * x[r]) * w_r;
+      if constexpr (kTwoSums) total_t += (weight[r] * value[r]) * w_r;
     }
     store(sum_w + j, total, n);
-    if (kEntropy) store(sum_lw + j, total_l, n);
+    if constexpr (kTwoSums) store(sum_tw + j, total_t, n);
   });
 }
 
-template <typename T, bool kEntropy>
-void stream_chunks(const Launch& launch, const StreamDecode<T>& p) {
+template <typename T, typename Signal>
+void stream_chunks(const Launch& launch, const Signal& signal, const StreamDecode<T>& p) {
   const int64_t H = p.hidden, stride = stream_stride<T>(H);
   const int64_t tiles = (p.vocab + kStreamTile - 1) / kStreamTile;
   const int64_t per_chunk = (tiles + kStreamChunks - 1) / kStreamChunks * kStreamTile;
@@ -119,79 +130,92 @@ void stream_chunks(const Launch& launch, const StreamDecode<T>& p) {
       for (int64_t v = first; v < last; v += kStreamTile)
         for (int64_t b = 0; b < p.rows; ++b) {
           T* sums = base + b * stride + kStreamHeader;
-          stream_tile<T, kEntropy>(
-              p, b, v, last - v < kStreamTile ? static_cast<int>(last - v) : kStreamTile,
-              *reinterpret_cast<StreamState<T>*>(base + b * stride), sums, sums + H);
+          stream_tile(signal, p, b, v,
+                      last - v < kStreamTile ? static_cast<int>(last - v) : kStreamTile,
+                      *reinterpret_cast<StreamState<T>*>(base + b * stride), sums, sums + H);
         }
     }
   });
 }
 
+// A row, put together from what the chunks know of it.
+template <typename T>
+struct StreamedRow {
+  RowSoftmax<T> softmax;
+  int64_t best;    // word that has the maximum
+  T target_logit;  // of the given target
+};
+
+// Also dh, where it is wanted: sum of u W; of one token E_o[W].
+template <typename T, typename Signal>
+FR_INLINE StreamedRow<T> merge_chunks(const Signal& signal, const StreamDecode<T>& p, int64_t b) {
+  const int64_t H = p.hidden, stride = stream_stride<T>(H);
+  const T* base = p.scratch + b * stride;  // of the first chunk
+  const auto state = [&](int64_t chunk) -> const StreamState<T>& {
+    return *reinterpret_cast<const StreamState<T>*>(base + chunk * p.rows * stride);
+  };
+  StreamedRow<T> merged{{T(-INFINITY), 0, 0}, 0, T(0)};
+  RowSoftmax<T>& row = merged.softmax;
+  for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
+    const StreamState<T>& s = state(chunk);
+    if (s.maximum > row.maximum) row.maximum = s.maximum, merged.best = int64_t(s.best_index);
+    merged.target_logit += s.target_logit;
+  }
+  typename Signal::template Rise<double> rises[kStreamChunks];
+  for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
+    const StreamState<T>& s = state(chunk);
+    rises[chunk] = {};
+    if (s.sum == T(0)) continue;  // an empty one; a NaN sum is not empty
+    rises[chunk] = signal.rise(double(s.maximum) - double(row.maximum), NumberMath<double>());
+    row.sum += rises[chunk].factor * s.sum;
+    if constexpr (Signal::kSums == 2)
+      row.second += rises[chunk].second(double(s.second), double(s.sum));
+  }
+  if (p.dh == nullptr) return merged;
+  T* dh = p.dh + b * H;  // [H]
+  memset(dh, 0, H * sizeof(T));
+  for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
+    const auto share = signal.template share<T>(rises[chunk], row.sum, row.second / row.sum);
+    if (share.is_empty()) continue;
+    const T* sums = base + chunk * p.rows * stride + kStreamHeader;
+    for_each_vector<T>(H, [&](int64_t j, int n) {
+      store(dh + j, share.add(load(dh + j, n), load(sums + j, n), load(sums + H + j, n)), n);
+    });
+  }
+  return merged;
+}
+
+template <typename T>
+FR_INLINE void finish_streamed_row(const OneToken& token, const StreamDecode<T>& p, int64_t b,
+                                   const StreamedRow<T>& row) {
+  if (token.is_open()) {
+    p.delta[b] = T(double(row.softmax.maximum) + ::log(row.softmax.sum));
+    return;
+  }
+  const bool given = p.targets != nullptr;
+  const T logit = given ? row.target_logit : row.softmax.maximum;
+  finish_gold_row(p, b, given ? p.targets[b] : row.best, row_log_p(row.softmax, logit));
+}
+
+template <typename T, typename Signal>
+FR_INLINE void finish_streamed_row(const Signal& signal, const StreamDecode<T>& p, int64_t b,
+                                   const StreamedRow<T>& row) {
+  p.delta[b] = T(signal.delta(row.softmax.sum, row.softmax.second / row.softmax.sum));
+  if (p.scale != nullptr) p.scale[b] = T(1);
+}
+
 template <typename T>
 void stream_decode(const Launch& launch, const StreamDecode<T>& p) {
   if (p.direction != nullptr || p.rows > kStreamRows) return block_decode(launch, p);
-  const bool entropy = p.kind == SignalKind::kEntropy;
-  if (entropy)
-    stream_chunks<T, true>(launch, p);
-  else
-    stream_chunks<T, false>(launch, p);
-
-  const int64_t H = p.hidden, stride = stream_stride<T>(H);
-  for (int64_t b = 0; b < p.rows; ++b) {
-    T* dh = p.dh != nullptr ? p.dh + b * H : nullptr;  // [H]
-    if (p.targets != nullptr && p.targets[b] < 0) {
-      finish_ignored_row(p, b);
-      continue;
+  with_row_signal(p.signal, [&](const auto& signal) {
+    stream_chunks(launch, signal, p);
+    for (int64_t b = 0; b < p.rows; ++b) {
+      if (p.targets != nullptr && p.targets[b] < 0)
+        finish_ignored_row(p, b);
+      else
+        finish_streamed_row(signal, p, b, merge_chunks(signal, p, b));
     }
-    const auto state = [&](int64_t chunk) -> const StreamState<T>& {
-      return *reinterpret_cast<const StreamState<T>*>(p.scratch + (chunk * p.rows + b) * stride);
-    };
-    RowSoftmax<T> row{T(-INFINITY), 0, 0};
-    int64_t best = 0;
-    T target_logit = T(0);
-    for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
-      const StreamState<T>& s = state(chunk);
-      if (s.maximum > row.maximum) row.maximum = s.maximum, best = int64_t(s.best_index);
-      target_logit += s.target_logit;
-    }
-    if (dh != nullptr) memset(dh, 0, H * sizeof(T));
-    alignas(64) T weights[2][kStreamChunks];  // of the chunks' sums of e * W and of e * l * W
-    for (int64_t chunk = 0; chunk < kStreamChunks; ++chunk) {
-      const StreamState<T>& s = state(chunk);
-      const bool empty = !(s.sum != T(0));  // a NaN sum is not empty
-      const double shift = empty ? 0 : double(s.maximum) - double(row.maximum);
-      const double factor = empty ? 0 : ::exp(shift);
-      row.sum += factor * s.sum;
-      row.weighted += factor * (s.weighted + shift * s.sum);
-      weights[0][chunk] = T(factor);
-      weights[1][chunk] = T(shift);
-    }
-    const double mean_l = row.weighted / row.sum;  // relative to the maximum
-    for (int64_t chunk = 0; chunk < kStreamChunks && dh != nullptr; ++chunk) {
-      const T factor = T(weights[0][chunk] / row.sum);
-      if (factor == T(0)) continue;
-      const T* sums = p.scratch + (chunk * p.rows + b) * stride + kStreamHeader;
-      // entropy: dh = -(E[l W] - E[l] E[W]) = -sum_chunks factor * (sum_lw + (shift - E[l]) sum_w)
-      const T offset = T(weights[1][chunk] - mean_l);
-      for_each_vector<T>(H, [&](int64_t j, int n) {
-        const Vec<T> w = load(sums + j, n);
-        const Vec<T> part = entropy ? -(load(sums + H + j, n) + offset * w) : w;
-        store(dh + j, load(dh + j, n) + factor * part, n);
-      });
-    }
-    if (entropy) {
-      p.delta[b] = T(::log(row.sum) - mean_l);
-      if (p.scale != nullptr) p.scale[b] = T(1);
-      continue;
-    }
-    if (p.kind == SignalKind::kSoftmax) {
-      p.delta[b] = T(double(row.maximum) + ::log(row.sum));
-      continue;
-    }
-    const int64_t target = p.targets != nullptr ? p.targets[b] : best;
-    const double log_p = row_log_p(row, p.targets != nullptr ? target_logit : row.maximum);
-    finish_gold_row(p, b, target, log_p);
-  }
+  });
 }
 
 }  // namespace FR_ISA

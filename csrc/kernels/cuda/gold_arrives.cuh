@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kUnitThreads) gold_arrives_kernel(const GoldAr
   if (first_quad() == 0) {
     GoldSignal signal{0, 0, 0};
     if (!ignored)
-      signal =
-          gold_signal(p.kind, double(p.logits[row * p.vocab + target]) - double(p.log_sum[row]));
+      signal = gold_signal(p.signal.kind,
+                           double(p.logits[row * p.vocab + target]) - double(p.log_sum[row]));
     p.delta[row] = static_cast<A>(signal.delta);
     p.scale[row] = static_cast<A>(signal.scale);
   }

@@ -45,9 +45,9 @@ __device__ __forceinline__ void add_prediction(const MixtureSignal<S>& p, int64_
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) ones[0][i] = A(1);
-    add_columns(state, j, l, ones);
+    add_columns(OneSum(), state, j, l, ones);
   });
-  const RowTotals<A, 1, 1> totals = combine_threads(state, slots);
+  const RowTotals<A, 1, 1> totals = combine_threads(OneSum(), state, slots);
   if (threadIdx.x == 0) {
     scalars.maximum = totals.maximum;
     scalars.inverse = static_cast<A>(1 / totals.sums[0][0]);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void add_change(const MixtureSignalBackward<A>& p, in
   A *mean = p.log_mean + b * p.vocab, *slope = p.slope + b * p.vocab;  // [V]
   const LogitRows<A> in{vocab, p.logits, p.u_bar, nullptr};
   const RowTotals<A, 2, 1> totals =
-      combine_threads(scan_columns<A, 2, 1>(in, row, 0, vocab), slots);
+      combine_threads(OneSum(), scan_columns<2>(OneSum(), in, row, 0, vocab), slots);
   if (threadIdx.x == 0) {
     scalars.maximum = totals.maximum;
     scalars.inverse = static_cast<A>(1 / totals.sums[0][0]);

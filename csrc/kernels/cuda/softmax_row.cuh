@@ -6,6 +6,8 @@
 // and the next launch combines them.
 #pragma once
 
+#include <type_traits>
+
 #include "../kernels.h"
 #include "reduce.cuh"
 #include "vector.cuh"
@@ -53,45 +55,55 @@ __device__ __forceinline__ void for_columns(const Columns& columns, const Body& 
 // ---- What a pass collects ---------------------------------------------------------------------
 
 // x = logit - maximum, kept finite: 0 * (-inf) would be NaN where the limit is 0. Far below the
-// smallest argument whose exponential is not 0. (A NaN is not below anything and stays.)
+// smallest argument whose exponential is not 0, also of a fraction of it. (A NaN is not below
+// anything and stays.)
 template <typename A>
 __device__ __forceinline__ A shifted(A logit, A maximum) {
-  constexpr A kFloor = A(-1e4);
+  constexpr A kFloor = A(-1e30);
   const A x = logit - maximum;
   return logit == A(-INFINITY) || x < kFloor ? kFloor : x;
 }
 
-// sums[w][m] is the sum of weight_w * exp(x) * x^m. Weight 0 is 1, weight 1 comes from memory.
-template <typename A, int kWeights, int kMoments>
+template <typename A>
+struct DeviceMath {
+  using Number = A;
+  __device__ __forceinline__ A exp(A x) const { return ::exp(x); }
+  __device__ __forceinline__ A tanh(A x) const { return ::tanh(x); }
+};
+
+// sums[w][0] is the sum of weight_w * exp(x), sums[w][1], for signals that have two, that of
+// weight_w * t(x): kernels/row_signals.h. Weight 0 is 1, weight 1 comes from memory.
+template <typename A, int kWeights, int kSums>
 struct RowState {
   A maximum;
   int argmax;  // the first column that has the maximum
-  A sums[kWeights][kMoments];
+  A sums[kWeights][kSums];
 };
 
 constexpr int kNoColumn = INT32_MAX;
 
-template <typename A, int kWeights, int kMoments>
-__device__ __forceinline__ RowState<A, kWeights, kMoments> empty_row() {
+template <typename A, int kWeights, int kSums>
+__device__ __forceinline__ RowState<A, kWeights, kSums> empty_row() {
   return {A(-INFINITY), kNoColumn, {}};
 }
 
-template <typename A, int kWeights, int kMoments>
-__device__ __forceinline__ void raise_maximum(RowState<A, kWeights, kMoments>& state, A maximum) {
-  const A shift = shifted(state.maximum, maximum), factor = exp(shift);
+template <typename Signal, typename A, int kWeights, int kSums>
+__device__ __forceinline__ void raise_maximum(const Signal& signal,
+                                              RowState<A, kWeights, kSums>& state, A maximum) {
+  static_assert(kSums == Signal::kSums);
+  const auto rise = signal.rise(shifted(state.maximum, maximum), DeviceMath<A>());
 #pragma unroll
   for (int w = 0; w < kWeights; ++w) {
-    if (kMoments > 1)
-      state.sums[w][kMoments - 1] =
-          factor * (state.sums[w][kMoments - 1] + shift * state.sums[w][0]);
-    state.sums[w][0] *= factor;
+    if constexpr (kSums == 2) state.sums[w][1] = rise.second(state.sums[w][1], state.sums[w][0]);
+    state.sums[w][0] *= rise.factor;
   }
   state.maximum = maximum;
 }
 
 // Columns j .. j + N - 1; their weights [kWeights][N] with the ones in front.
-template <int N, typename A, int kWeights, int kMoments>
-__device__ __forceinline__ void add_columns(RowState<A, kWeights, kMoments>& state, int j,
+template <int N, typename Signal, typename A, int kWeights, int kSums>
+__device__ __forceinline__ void add_columns(const Signal& signal,
+                                            RowState<A, kWeights, kSums>& state, int j,
                                             const A (&logits)[N], const A (&weights)[kWeights][N]) {
   A largest = logits[0];
 #pragma unroll
@@ -102,16 +114,18 @@ __device__ __forceinline__ void add_columns(RowState<A, kWeights, kMoments>& sta
     for (int i = N - 1; i >= 0; --i)
       if (logits[i] == largest) first = j + i;
     if (largest > state.maximum || first < state.argmax) state.argmax = first;
-    raise_maximum(state, largest);
+    raise_maximum(signal, state, largest);
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const A x = shifted(logits[i], state.maximum), e = exp(x);
 #pragma unroll
     for (int w = 0; w < kWeights; ++w) {
-      const A weighted = weights[w][i] * e;
-      state.sums[w][0] += weighted;
-      if (kMoments > 1) state.sums[w][kMoments - 1] += weighted * x;
+      state.sums[w][0] += weights[w][i] * e;
+      if constexpr (kSums == 2) {
+        const auto t = signal.summand(x, e, DeviceMath<A>());
+        state.sums[w][1] += weights[w][i] * t.weight * t.value;
+      }
     }
   }
 }
@@ -126,13 +140,14 @@ struct LogitRows {
   const int64_t* targets;  // [B] or null: the most probable token
 };
 
-template <typename A, int kWeights, int kMoments>
-__device__ __forceinline__ RowState<A, kWeights, kMoments> scan_columns(const LogitRows<A>& in,
-                                                                        int64_t row, int begin,
-                                                                        int end) {
+template <int kWeights, typename Signal, typename A>
+__device__ __forceinline__ RowState<A, kWeights, Signal::kSums> scan_columns(const Signal& signal,
+                                                                             const LogitRows<A>& in,
+                                                                             int64_t row, int begin,
+                                                                             int end) {
   const A* logits = in.logits + row * in.vocab;  // [V]
   const A* weights = kWeights > 1 ? in.weights + row * in.vocab : logits;
-  RowState<A, kWeights, kMoments> state = empty_row<A, kWeights, kMoments>();
+  auto state = empty_row<A, kWeights, Signal::kSums>();
   const bool phases_agree = phase(weights) == phase(logits);
   for_columns(columns_of(begin, end, logits, phases_agree), [&](int j, auto width) {
     constexpr int N = decltype(width)::value;
@@ -141,26 +156,26 @@ __device__ __forceinline__ RowState<A, kWeights, kMoments> scan_columns(const Lo
     if (kWeights > 1) load<N>(w[kWeights - 1], weights + j);
 #pragma unroll
     for (int i = 0; i < N; ++i) w[0][i] = A(1);
-    add_columns(state, j, l, w);
+    add_columns(signal, state, j, l, w);
   });
   return state;
 }
 
 // ---- Combining the threads of a block ---------------------------------------------------------
 
-template <typename A, int kWeights, int kMoments>
+template <typename A, int kWeights, int kSums>
 struct RowSlots {  // shared memory
   A maxima[kMaxWarps];
-  A sums[kMaxWarps][kWeights][kMoments];
+  A sums[kMaxWarps][kWeights][kSums];
   int argmax[kMaxWarps];
 };
 
 // The same for the whole block.
-template <typename A, int kWeights, int kMoments>
+template <typename A, int kWeights, int kSums>
 struct RowTotals {
   A maximum;
   int argmax;
-  double sums[kWeights][kMoments];
+  double sums[kWeights][kSums];
 };
 
 struct Largest {
@@ -175,9 +190,9 @@ struct Smallest {
 };
 
 // The totals are valid in thread 0.
-template <typename A, int kWeights, int kMoments>
-__device__ __forceinline__ RowTotals<A, kWeights, kMoments> combine_threads(
-    RowState<A, kWeights, kMoments> state, RowSlots<A, kWeights, kMoments>& slots) {
+template <typename Signal, typename A, int kWeights, int kSums>
+__device__ __forceinline__ RowTotals<A, kWeights, kSums> combine_threads(
+    const Signal& signal, RowState<A, kWeights, kSums> state, RowSlots<A, kWeights, kSums>& slots) {
   const int warp = threadIdx.x / 32;
   const bool first_lane = threadIdx.x % 32 == 0;
   const A warp_maximum = reduce_warp(state.maximum, Largest());
@@ -187,23 +202,23 @@ __device__ __forceinline__ RowTotals<A, kWeights, kMoments> combine_threads(
   for (int i = 0; i < warp_count(); ++i) maximum = fmax(maximum, slots.maxima[i]);
 
   if (state.maximum < maximum) state.argmax = kNoColumn;
-  raise_maximum(state, maximum);
+  raise_maximum(signal, state, maximum);
   const int argmax = reduce_warp(state.argmax, Smallest());
   if (first_lane) slots.argmax[warp] = argmax;
 #pragma unroll
   for (int w = 0; w < kWeights; ++w)
 #pragma unroll
-    for (int m = 0; m < kMoments; ++m) {
+    for (int m = 0; m < kSums; ++m) {
       const A sum = reduce_warp(state.sums[w][m], Add());
       if (first_lane) slots.sums[warp][w][m] = sum;
     }
   __syncthreads();
-  RowTotals<A, kWeights, kMoments> totals{maximum, kNoColumn, {}};
+  RowTotals<A, kWeights, kSums> totals{maximum, kNoColumn, {}};
   if (threadIdx.x == 0)
     for (int i = 0; i < warp_count(); ++i) {
       totals.argmax = min(totals.argmax, slots.argmax[i]);
       for (int w = 0; w < kWeights; ++w)
-        for (int m = 0; m < kMoments; ++m) totals.sums[w][m] += slots.sums[i][w][m];
+        for (int m = 0; m < kSums; ++m) totals.sums[w][m] += slots.sums[i][w][m];
     }
   if (totals.argmax == kNoColumn) totals.argmax = 0;  // a row of NaN
   return totals;
@@ -213,9 +228,9 @@ __device__ __forceinline__ RowTotals<A, kWeights, kMoments> combine_threads(
 
 // The share of one block, and what stands at the target if that is one of its columns: the target
 // may be overwritten by its block before another one has read it.
-template <typename A, int kWeights, int kMoments>
+template <typename A, int kWeights, int kSums>
 struct Partial {
-  RowState<A, kWeights, kMoments> state;
+  RowState<A, kWeights, kSums> state;
   A target_logit, target_weight;
 };
 
@@ -253,64 +268,65 @@ __device__ __forceinline__ int target_column(const LogitRows<A>& in, int64_t row
 }
 
 // The shares of all blocks of all rows. Grid: x = rows, y = split.blocks.
-template <typename A, int kWeights, int kMoments>
+template <typename A, int kWeights, typename Signal>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<A, kWeights>)
-    softmax_scan_kernel(const LogitRows<A> in, const RowSplit split) {
-  __shared__ RowSlots<A, kWeights, kMoments> slots;
+    softmax_scan_kernel(const LogitRows<A> in, const Signal signal, const RowSplit split) {
+  constexpr int kSums = Signal::kSums;
+  __shared__ RowSlots<A, kWeights, kSums> slots;
   const int64_t row = blockIdx.x;
   const int begin = split.begin(in.vocab), end = split.end(in.vocab);
   if (!is_ignored(in, row)) {
-    const RowTotals<A, kWeights, kMoments> totals =
-        combine_threads(scan_columns<A, kWeights, kMoments>(in, row, begin, end), slots);
+    const RowTotals<A, kWeights, kSums> totals =
+        combine_threads(signal, scan_columns<kWeights>(signal, in, row, begin, end), slots);
     if (threadIdx.x == 0) {
-      Partial<A, kWeights, kMoments> partial{};
+      Partial<A, kWeights, kSums> partial{};
       partial.state.maximum = totals.maximum;
       partial.state.argmax = totals.argmax;
       for (int w = 0; w < kWeights; ++w)
-        for (int m = 0; m < kMoments; ++m)
+        for (int m = 0; m < kSums; ++m)
           partial.state.sums[w][m] = static_cast<A>(totals.sums[w][m]);
       const int column = target_column(in, row, totals.argmax);
       if (column >= begin && column < end) {
         partial.target_logit = in.logits[row * in.vocab + column];
         if (kWeights > 1) partial.target_weight = in.weights[row * in.vocab + column];
       }
-      static_cast<Partial<A, kWeights, kMoments>*>(
-          split.partials)[row * split.blocks + blockIdx.y] = partial;
+      static_cast<Partial<A, kWeights, kSums>*>(split.partials)[row * split.blocks + blockIdx.y] =
+          partial;
     }
   }
 }
 
 // The state of a thread before combine_threads: a scan of the row, or its share of the partials.
-template <typename A, int kWeights, int kMoments>
-__device__ __forceinline__ RowState<A, kWeights, kMoments> scan_or_collect(const LogitRows<A>& in,
-                                                                           const RowSplit& split,
-                                                                           int64_t row) {
-  if (split.partials == nullptr) return scan_columns<A, kWeights, kMoments>(in, row, 0, in.vocab);
+template <int kWeights, typename Signal, typename A>
+__device__ __forceinline__ RowState<A, kWeights, Signal::kSums> scan_or_collect(
+    const Signal& signal, const LogitRows<A>& in, const RowSplit& split, int64_t row) {
+  constexpr int kSums = Signal::kSums;
+  if (split.partials == nullptr) return scan_columns<kWeights>(signal, in, row, 0, in.vocab);
   const auto* partials =
-      static_cast<const Partial<A, kWeights, kMoments>*>(split.partials) + row * split.blocks;
-  RowState<A, kWeights, kMoments> state = empty_row<A, kWeights, kMoments>();
+      static_cast<const Partial<A, kWeights, kSums>*>(split.partials) + row * split.blocks;
+  RowState<A, kWeights, kSums> state = empty_row<A, kWeights, kSums>();
   for (int i = threadIdx.x; i < split.blocks; i += blockDim.x) {
-    RowState<A, kWeights, kMoments> other = partials[i].state;
+    RowState<A, kWeights, kSums> other = partials[i].state;
     if (other.maximum > state.maximum) {
       state.argmax = other.argmax;
-      raise_maximum(state, other.maximum);
+      raise_maximum(signal, state, other.maximum);
     } else {
-      raise_maximum(other, state.maximum);
+      raise_maximum(signal, other, state.maximum);
     }
     for (int w = 0; w < kWeights; ++w)
-      for (int m = 0; m < kMoments; ++m) state.sums[w][m] += other.sums[w][m];
+      for (int m = 0; m < kSums; ++m) state.sums[w][m] += other.sums[w][m];
   }
   return state;
 }
 
-template <typename A, int kWeights, int kMoments>
+template <typename A, int kWeights, int kSums>
 __device__ __forceinline__ Target<A> find_target(const LogitRows<A>& in, const RowSplit& split,
                                                  int64_t row, int argmax) {
   const int column = target_column(in, row, argmax);
   if (split.partials == nullptr)
     return {column, in.logits[row * in.vocab + column],
             kWeights > 1 ? in.weights[row * in.vocab + column] : A(0)};
-  const auto& partial = static_cast<const Partial<A, kWeights, kMoments>*>(
+  const auto& partial = static_cast<const Partial<A, kWeights, kSums>*>(
       split.partials)[row * split.blocks + column / split.columns];
   return {column, partial.target_logit, partial.target_weight};
 }
