@@ -57,7 +57,8 @@ class Decoder:
 
 
 def signal(name: str, logits: Array, gold: Array | None) -> tuple[Array, Array]:
-    """delta [B] and u = d(delta)/d(logits) [K, B, V] of logits [K, B, V] and tokens [B]."""
+    """delta [B] and u = d(delta)/d(logits) [K, B, V] of logits [K, B, V] and tokens [B]. A Rényi
+    entropy has its order in its name: "renyi-0.5"."""
     K, B, _ = logits.shape
     log_o = log_softmax(logits)
     o = np.exp(log_o)
@@ -69,6 +70,11 @@ def signal(name: str, logits: Array, gold: Array | None) -> tuple[Array, Array]:
             return -log_p, u
         kappa = p ** (1 - p) * (log_p + 1)
         return p**-p - 1, kappa[None, :, None] * u
+    if name.startswith("renyi"):
+        order = float(name.partition("-")[2])
+        powers = o**order
+        r = powers / powers.sum(-1, keepdims=True)
+        return np.log(powers.sum(-1))[0] / (1 - order), order / (1 - order) * (r - o)
     log_m = np.logaddexp.reduce(log_o, 0) - np.log(K)  # [B, V]
     expected = (o * log_m).sum(-1, keepdims=True)  # [K, B, 1]
     return -(np.exp(log_m) * log_m).sum(-1), -o * (log_m - expected) / K
@@ -86,6 +92,9 @@ def curvature(name: str, weight: Array) -> float:
         return min(sigma_squared / 2, (around_mean**2).sum(1).max())
     if name == "surprisal":
         return sigma_squared / 4
+    if name.startswith("renyi"):
+        order = float(name.partition("-")[2])
+        return curvature("nll", weight) * (order**2 if order < 1 else order) / abs(1 - order)
     return sigma_squared * (2 / np.e + np.sqrt(np.log(len(weight) - 1) ** 2 / 4 + 1))
 
 

@@ -8,9 +8,10 @@ from conftest import relative_error
 
 import fused_recoder as fr
 from fused_recoder.functional import signal_gradient
-from fused_recoder.signals import as_signal
+from fused_recoder.signals import Renyi, as_signal
 
-SIGNALS = ["nll", "surprisal", "entropy"]
+NAMED = ["nll", "surprisal", "entropy"]
+SIGNALS = [*NAMED, Renyi(0.5), Renyi(1.1), Renyi(3)]
 
 
 def make(shape=(4, 3), H=6, V=13, dtype=torch.float64):
@@ -20,7 +21,7 @@ def make(shape=(4, 3), H=6, V=13, dtype=torch.float64):
     return hidden, weight, bias, torch.randint(V, shape)
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", SIGNALS, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (2, 3, 4)])
 def test_value_and_gradient_are_autograds(signal, shape):
     hidden, weight, bias, targets = make(shape)
@@ -34,7 +35,7 @@ def test_value_and_gradient_are_autograds(signal, shape):
     torch.testing.assert_close(grad, want_grad, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", SIGNALS, ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_both_results_can_be_differentiated_once(signal, with_bias):
     hidden, weight, bias, targets = make((3,))
@@ -55,7 +56,7 @@ def test_a_third_derivative_is_refused():
         second.sum().backward()
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_chunks_of_rows_do_not_show(signal):
     hidden, weight, bias, targets = make((50,), V=100_003, H=3)
     whole = signal_gradient(hidden, weight, bias, targets, signal=signal)
@@ -79,7 +80,7 @@ def test_ignored_rows_have_neither_signal_nor_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", NAMED)
 @pytest.mark.parametrize("log_p", [-1e-6, -1e-3, -69.07, -87.0, -100.0, -1000.0])
 def test_extreme_probabilities_have_finite_limits(dtype, signal, log_p):
     """Gold tokens from p = 1 - 1e-6 down to p = 1e-434: two tokens, logits set by the bias."""
@@ -109,7 +110,7 @@ def test_extreme_probabilities_have_finite_limits(dtype, signal, log_p):
     assert torch.isfinite(second).all()
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_certain_and_impossible_tokens(signal):
     """p = 1 to the last bit, and a token whose logit is -inf."""
     weight = torch.randn(3, 2, dtype=torch.float32)

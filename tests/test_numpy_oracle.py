@@ -20,8 +20,8 @@ T, B, I, H, V, K = 5, 3, 4, 6, 9, 3
 SEED = 12345  # of the masks, drawn through a generator that gives nothing else
 MODULES = [fr.FusedRecodingLSTM, fr.reference.RecodingLSTM]
 IDS = ["fused", "reference"]
-SIGNALS = ["nll", "surprisal", "entropy", "mc-unit", "mc-shared", "mc-weight", "ensemble",
-           "mean-logits", "variational"]  # fmt: skip
+SIGNALS = ["nll", "surprisal", "entropy", "renyi-0.5", "renyi-1.1", "renyi-3", "mc-unit",
+           "mc-shared", "mc-weight", "ensemble", "mean-logits", "variational"]  # fmt: skip
 STEPS = ["number", "tensor", "dict", "learned", "predicted", "lipschitz", "backtracking"]
 
 
@@ -35,6 +35,7 @@ def make_signal(name: str):
         return signals.MCDropout(K, 0.3, mask)
     more = {"nll": lambda: signals.NLL(mask or "gold"),
             "surprisal": lambda: signals.Surprisal(mask or "gold"),
+            "renyi": lambda: signals.Renyi(float(mask)),
             "variational": lambda: signals.Variational(K, 0.3), "ensemble": signals.Ensemble,
             "mean": signals.Ensemble}  # fmt: skip
     return more.get(kind, lambda: name)()
@@ -160,7 +161,7 @@ def make_oracle(rnn, name: str, step: str):
     generator = torch.Generator().manual_seed(SEED)
     seed = torch.randint(2**63 - 1, (1,), generator=generator)
     layers, sizes = oracle_layers(rnn, name, seed), oracle_step(rnn, step, name)
-    kind = name if name in ("nll", "surprisal") else "entropy"
+    kind = name if name in ("nll", "surprisal") or name.startswith("renyi") else "entropy"
 
     def recoder_of(t: int) -> oracle.Recoder:
         decoder = oracle_decoder(rnn, name, seed, t)
@@ -232,7 +233,15 @@ def assert_agree(results: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "samples"), [("nll", 1), ("surprisal", 1), ("entropy", 1), ("entropy", 3)]
+    ("name", "samples"),
+    [
+        ("nll", 1),
+        ("surprisal", 1),
+        ("entropy", 1),
+        ("entropy", 3),
+        ("renyi-0.5", 1),
+        ("renyi-3", 1),
+    ],
 )
 def test_the_oracles_gradient_is_the_slope_of_its_signal(name, samples):
     generator = np.random.default_rng(1)

@@ -46,6 +46,8 @@ SIGNALS = {
     "surprisal": (lambda h, d: signals.Surprisal(), _linear),
     "surprisal-argmax": (lambda h, d: signals.Surprisal(target="argmax"), _linear),
     "entropy": (lambda h, d: signals.Entropy(), _linear),
+    "renyi": (lambda h, d: signals.Renyi(0.5), _linear),
+    "renyi-near-1": (lambda h, d: signals.Renyi(1.1), _linear),
     "mc-unit": (lambda h, d: signals.MCDropout(3, 0.3), _linear),
     "mc-shared": (lambda h, d: signals.MCDropout(3, 0.3, "shared"), _linear),
     "mc-shared-mostly-dropped": (lambda h, d: signals.MCDropout(3, 0.7, "shared"), _linear),

@@ -13,6 +13,7 @@ enum class SignalKind : int32_t {
   kSurprisal,
   kNll,
   kEntropy,
+  kRenyi,   // parameter: its order
   kSoftmax  // no signal yet, the target is not known: direction o, delta = log-sum-exp
 };
 
@@ -54,6 +55,7 @@ FR_HOST_DEVICE GoldSignal gold_signal(SignalKind kind, double log_p) {
     case SignalKind::kSurprisal:
       return surprisal_signal(log_p);
     case SignalKind::kEntropy:
+    case SignalKind::kRenyi:
     case SignalKind::kSoftmax:
       break;  // of no token
   }
@@ -184,6 +186,114 @@ struct Entropy {
   }
 };
 
+// H_q = log(sum of o_j^q) / (1 - q) of order q, not 1; u = q/(1-q) (r - o) with r = softmax(q l).
+//
+// With P = sum of exp(q x_j) and a = q - 1, H_q = log Z - log(P / Z) / a and u_j = -q/a (exp(q x_j)
+// / P - e_j / Z). Of an order near 1 both are small differences divided by a small number, so there
+// t(x) is the quotient itself, (exp(q x) - exp(x)) / a, and P = Z + a T. Elsewhere t(x) = exp(q x).
+struct Renyi {
+  static constexpr int kSums = 2;
+  double order, excess, inverse;  // q, a, 1/a
+  bool is_near;
+  FR_HOST_DEVICE explicit Renyi(double order)
+      : order(order),
+        excess(order - 1),
+        inverse(1 / excess),
+        is_near(excess > -0.25 && excess < 0.25) {}
+
+  template <typename T>
+  struct Term {
+    T order, half_excess, inverse;
+    bool is_near;
+    // exp(q x) - exp(x) = (exp(q x) + exp(x)) tanh(a x / 2)
+    template <typename V, typename Math>
+    FR_HOST_DEVICE Summand<V> operator()(V x, V e, const Math& math) const {
+      const V power = math.exp(order * x);
+      if (!is_near) return {power, V{} + T(1)};
+      return {power + e, math.tanh(half_excess * x) * inverse};
+    }
+  };
+  template <typename T>
+  FR_HOST_DEVICE Term<T> term() const {
+    return {T(order), T(excess / 2), T(inverse), is_near};
+  }
+
+  template <typename T>
+  struct Rise {
+    T factor, power, offset;
+    template <typename V>
+    FR_HOST_DEVICE V second(V t, V z) const {
+      return power * t + offset * z;
+    }
+  };
+  template <typename T, typename Math>
+  FR_HOST_DEVICE Rise<T> rise(T shift, const Math& math) const {
+    const T factor = math.exp(shift), power = math.exp(T(order) * shift);
+    if (!is_near) return {factor, power, T(0)};
+    return {factor, power, (power + factor) * math.tanh(T(excess / 2) * shift) * T(inverse)};
+  }
+
+  template <typename V, typename Math>
+  FR_HOST_DEVICE Summand<V> summand(V x, V e, const Math& math) const {
+    return term<typename Math::Number>()(x, e, math);
+  }
+
+  FR_HOST_DEVICE double delta(double sum, double mean) const {
+    return log(sum) - (is_near ? log1p(excess * mean) : log(mean)) * inverse;
+  }
+
+  // u_j = of_t t(x_j) / Z + of_o o_j
+  struct Direction {
+    double of_t, of_o;
+  };
+  FR_HOST_DEVICE Direction direction(double mean) const {
+    if (!is_near) return {-order * inverse / mean, order * inverse};
+    const double scale = order / (1 + excess * mean);  // q Z / P
+    return {-scale, scale * mean};
+  }
+
+  template <typename T>
+  struct Row {
+    Term<T> term;
+    T sum, of_t, of_o, excess;
+    template <typename V, typename Math>
+    FR_HOST_DEVICE V along(const Word<V>& word, V by, const Math& math) const {
+      const Summand<V> t = term(word.x, word.o * sum, math);
+      return (of_t * t.weight * t.value + of_o * word.o) * by;
+    }
+    // The entropy's is the limit: q = 1, a = 0.
+    template <typename V>
+    FR_HOST_DEVICE V cotangent(V u, V o, V centred, T dot, T delta_bar) const {
+      return term.order * (centred * (u - o) - o * dot) + (excess * dot + delta_bar) * u;
+    }
+  };
+  template <typename T>
+  FR_HOST_DEVICE Row<T> row(double sum, double mean, double) const {
+    const Direction u = direction(mean);
+    return {term<T>(), T(sum), T(u.of_t / sum), T(u.of_o), T(excess)};
+  }
+
+  FR_HOST_DEVICE double dot(double mean, double mean_bar, double summand_bar) const {
+    const Direction u = direction(mean);
+    return u.of_t * summand_bar + u.of_o * mean_bar;
+  }
+
+  template <typename T>
+  struct Share {
+    T of_e, of_t;
+    template <typename V>
+    FR_HOST_DEVICE V add(V dh, V e_w, V t_w) const {
+      return dh + of_e * e_w + of_t * t_w;
+    }
+    FR_HOST_DEVICE bool is_empty() const { return of_e == T(0) && of_t == T(0); }
+  };
+  template <typename T>
+  FR_HOST_DEVICE Share<T> share(const Rise<double>& rise, double sum, double mean) const {
+    const Direction u = direction(mean);
+    return {T((u.of_t * rise.offset + u.of_o * rise.factor) / sum), T(u.of_t * rise.power / sum)};
+  }
+};
+
 // Calls body(OneToken, or what the signal is of the whole prediction).
 template <typename Body>
 FR_HOST void with_row_signal(const RowSignal& signal, const Body& body) {
@@ -194,6 +304,8 @@ FR_HOST void with_row_signal(const RowSignal& signal, const Body& body) {
       return body(OneToken(signal.kind));
     case SignalKind::kEntropy:
       return body(Entropy());
+    case SignalKind::kRenyi:
+      return signal.parameter == 1 ? body(Entropy()) : body(Renyi(signal.parameter));
   }
 }
 

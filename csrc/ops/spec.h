@@ -19,6 +19,7 @@ namespace fused_recoder {
   X(bool, argmax, false, "gold signals: recode towards the most probable token")                 \
   X(int64_t, samples, 1, "K predictions whose mean counts")                                      \
   X(double, sample_p, 0, "dropout of the samples")                                               \
+  X(double, order, 1, "of a Renyi entropy")                                                      \
   X(bool, mean_logits, false, "an ensemble predicts with its mean logits: one decoder")          \
   X(std::vector<int64_t>, classifier_states, {}, "of each: 2 * layer + (1 if it reads c)")       \
   /* how far: csrc/steps */                                                                      \

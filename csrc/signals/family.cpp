@@ -34,6 +34,12 @@ std::unique_ptr<Signal<S>> make_ensemble(const Problem& problem) {
   return problem.spec.mean_logits ? make_one_prediction<S>(problem) : make_heads<S>(problem);
 }
 
+void check_order(const Arguments&, Problem& problem) {
+  const double order = problem.spec.order;
+  TORCH_CHECK_VALUE(order > 0 && order <= 1e30, "order must be above 0 and at most 1e30, got ",
+                    order);
+}
+
 #define FR_MAKES(maker) maker<float>, maker<double>
 const SignalFamily kFamilies[] = {
     {"none", {.exists = false}, nullptr, nullptr, nullptr},
@@ -46,6 +52,10 @@ const SignalFamily kFamilies[] = {
      nullptr,
      FR_MAKES(make_one_prediction)},
     {"entropy", {.row_kind = SignalKind::kEntropy}, nullptr, FR_MAKES(make_one_prediction)},
+    {"renyi",
+     {.row_kind = SignalKind::kRenyi, .parameter = &Spec::order},
+     check_order,
+     FR_MAKES(make_one_prediction)},
     {"mc_unit", {.masks_top_state = true}, nullptr, FR_MAKES(make_own_masks)},
     {"mc_shared", {.masks_top_state = true}, nullptr, FR_MAKES(make_common_masks)},
     {"mc_weight", {.masks_top_state = true}, nullptr, FR_MAKES(make_weight_masks)},

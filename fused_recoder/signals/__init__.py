@@ -13,6 +13,7 @@ from .ensemble import Ensemble
 from .entropy import Entropy
 from .gold import NLL, Surprisal
 from .mc_dropout import MCDropout
+from .renyi import Renyi
 from .variational import Variational
 
 SignalLike: TypeAlias = str | Signal | Sequence[Classifier] | None
@@ -21,6 +22,7 @@ NAMES: dict[str, type[Signal]] = {
     "nll": NLL,
     "surprisal": Surprisal,
     "entropy": Entropy,
+    "renyi": Renyi,
     "mc_dropout": MCDropout,
     "ensemble": Ensemble,
     "variational": Variational,
@@ -50,6 +52,7 @@ __all__ = [
     "Entropy",
     "MCDropout",
     "Place",
+    "Renyi",
     "Signal",
     "SignalLike",
     "Surprisal",

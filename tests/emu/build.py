@@ -31,8 +31,8 @@ VARIANTS = {
 }
 SHIM_FLAGS = {"thread": ["-O2", "-g", "-DEMU_TSAN=1"], "coverage": ["-O2"]}
 LINK_FLAGS = {"thread": ["-fsanitize=thread"], "module": ["-shared"]}
-COMMON = ["-std=c++20", "-Wall", "-Wextra", "-Werror=switch", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
-          "-Wno-psabi"]  # fmt: skip
+COMMON = ["-std=c++20", "-Wall", "-Wextra", "-Werror=switch", "-fno-strict-aliasing",
+          "-Wno-unknown-pragmas", "-Wno-psabi"]  # fmt: skip
 SHIM = ["scheduler.cpp", "fiber.cpp"]
 KERNELS = "csrc/kernels/cuda/kernels.cu"
 CPU_KERNELS = "csrc/kernels/cpu/kernels.cpp"

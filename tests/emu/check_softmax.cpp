@@ -98,8 +98,20 @@ Array<char> make_scratch(const Shape& shape) {
   return scratch;
 }
 
-constexpr SignalKind kKinds[] = {SignalKind::kNll, SignalKind::kSurprisal, SignalKind::kEntropy,
-                                 SignalKind::kSoftmax};
+// What has a second derivative comes first.
+constexpr RowSignal kSignals[] = {{SignalKind::kNll},        {SignalKind::kSurprisal},
+                                  {SignalKind::kEntropy},    {SignalKind::kRenyi, 0.5},
+                                  {SignalKind::kRenyi, 1.1}, {SignalKind::kSoftmax}};
+
+// Of the whole prediction: u is a difference, and there is no target.
+bool is_whole(const RowSignal& signal) {
+  return signal.kind == SignalKind::kEntropy || signal.kind == SignalKind::kRenyi;
+}
+
+std::string describe(const RowSignal& signal, int first_kind) {
+  return " kind " + std::to_string(int(signal.kind)) + " of " + std::to_string(signal.parameter) +
+         " rows from " + std::to_string(first_kind);
+}
 
 // o - onehot: each element relative to itself, but for p - 1 of a likely target, which has the
 // error of the sum over the row. (The CPU's exponential ends where floats lose precision.)
@@ -114,30 +126,28 @@ void expect_probabilities_close(const char* name, const Both<T>& both) {
 
 // variant bits: 1 targets, 2 some ignored, 4 direction, 8 in place, 16 only delta
 template <typename S>
-void check_signal(const Shape& shape, SignalKind kind, int first_kind, int variant) {
+void check_signal(const Shape& shape, const RowSignal& signal, int first_kind, int variant) {
   using A = typename AccumulateIn<S>::type;
-  context() = describe("softmax_signal", sizeof(S), shape) + std::to_string(variant) + " kind " +
-              std::to_string(int(kind)) + " rows from " + std::to_string(first_kind);
+  context() = describe("softmax_signal", sizeof(S), shape) + std::to_string(variant) +
+              describe(signal, first_kind);
   const int64_t B = shape.rows, V = shape.vocab;
-  const bool entropy = kind == SignalKind::kEntropy;
+  const bool whole = is_whole(signal), open = signal.kind == SignalKind::kSoftmax;
   const bool in_place = variant & 8 && std::is_same_v<S, A>;
   auto logits = make_logits<A>(shape, first_kind);
-  if (kind == SignalKind::kSoftmax)  // a row without mass: -inf on CUDA, NaN on the CPU
+  if (open)  // a row without mass: -inf on CUDA, NaN on the CPU
     for (int64_t b = 0; b < B; ++b)
       if ((first_kind + b) % 7 == kNoMass) logits.set(b * V, 1);
-  const auto targets = variant & 1 && kind != SignalKind::kSoftmax
-                           ? make_targets(shape, variant & 2)
-                           : absent<int64_t>();
+  const auto targets = variant & 1 && !open ? make_targets(shape, variant & 2) : absent<int64_t>();
   const auto direction =
       variant & 4 && !in_place ? unwritten<S>(B * V, shape.other_offset) : absent<S>();
   const auto delta = unwritten<A>(B);
   const auto scale = variant & 16 ? absent<A>() : unwritten<A>(B);
-  const auto log_p = variant & 16 || entropy ? absent<A>() : unwritten<A>(B);
-  const auto chosen = variant & 16 || entropy ? absent<int64_t>() : unwritten<int64_t>(B);
+  const auto log_p = variant & 16 || whole ? absent<A>() : unwritten<A>(B);
+  const auto chosen = variant & 16 || whole ? absent<int64_t>() : unwritten<int64_t>(B);
   const Array<char> scratch = make_scratch<A>(shape);
   SoftmaxSignal<S> p{B,
                      V,
-                     {kind},
+                     signal,
                      logits.cuda.data(),
                      targets.cuda.data(),
                      direction.cuda.data(),
@@ -148,7 +158,7 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
                      scratch.data()};
   SoftmaxSignal<A> q{B,
                      V,
-                     {kind},
+                     signal,
                      logits.cpu.data(),
                      targets.cpu.data(),
                      direction.cpu.data(),
@@ -172,8 +182,7 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
   expect_close("scale", scale, 8, 1);
   expect_close("log_p", log_p, 8, 1);
   expect_equal("chosen", chosen);
-  if (entropy) {
-    // log o + H is a difference.
+  if (whole) {
     expect_close("direction", direction, 16, 0.1);
     if (in_place) expect_close("direction in place of logits", logits, 16, 0.1);
   } else {
@@ -184,9 +193,10 @@ void check_signal(const Shape& shape, SignalKind kind, int first_kind, int varia
 
 // variant bits: 1 targets, 2 some ignored, 4 in place, 8 no gradient at delta, 16 one at the loss
 template <typename A>
-void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, int variant) {
+void check_signal_backward(const Shape& shape, const RowSignal& signal, int first_kind,
+                           int variant) {
   context() = describe("softmax_signal_backward", sizeof(A), shape) + std::to_string(variant) +
-              " kind " + std::to_string(int(kind)) + " rows from " + std::to_string(first_kind);
+              describe(signal, first_kind);
   const int64_t B = shape.rows, V = shape.vocab;
   const bool in_place = variant & 4;
   const auto logits = make_logits<A>(shape, first_kind);
@@ -198,7 +208,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
   const Array<char> scratch = make_scratch<A>(shape);
   SoftmaxSignalBackward<A> p{B,
                              V,
-                             {kind},
+                             signal,
                              logits.cuda.data(),
                              targets.cuda.data(),
                              delta_bar.cuda.data(),
@@ -208,7 +218,7 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
                              scratch.data()};
   SoftmaxSignalBackward<A> q{B,
                              V,
-                             {kind},
+                             signal,
                              logits.cpu.data(),
                              targets.cpu.data(),
                              delta_bar.cpu.data(),
@@ -223,42 +233,42 @@ void check_signal_backward(const Shape& shape, SignalKind kind, int first_kind, 
       cuda::softmax_signal_backward_planned<A>(nullptr, p, shape.plan);
   });
   cpu_table<A>().softmax_signal_backward(cpu_launch(), q);
-  // The scale of the surprisal and the entropy's log o + H are differences.
-  expect_close("u", in_place ? logits : u, 16, kind == SignalKind::kNll ? 0 : 0.1);
+  // The scale of the surprisal is a difference, too.
+  expect_close("u", in_place ? logits : u, 16, signal.kind == SignalKind::kNll ? 0 : 0.1);
   expect_close("cotangent of the logits", u_bar, 8, 1);
 }
 
-// Calls body(shape, one of the first `kinds`, first kind of row, variant); every combination of two
-// comes up.
+// Calls body(shape, one of the first `signals`, first kind of row, variant); every combination of
+// two comes up.
 template <typename Body>
-void for_shapes(int kinds, const Body& body) {
+void for_shapes(int signals, const Body& body) {
   int next = 0;
   for (const Shape& shape : kShapes)
-    for (int i = 0; i < (kThoroughly ? 9 : 1); ++i, ++next)
-      body(shape, kKinds[next % 5 % kinds], next % 7, next * 5);
+    for (int i = 0; i < (kThoroughly ? 11 : 1); ++i, ++next)
+      body(shape, kSignals[next % 11 % signals], next % 7, next * 5);
 }
 
 template <typename S>
 void signals() {
-  for_shapes(4, [](const Shape& shape, SignalKind kind, int rows, int variant) {
-    check_signal<S>(shape, kind, rows, variant % 32);
+  for_shapes(6, [](const Shape& shape, const RowSignal& signal, int rows, int variant) {
+    check_signal<S>(shape, signal, rows, variant % 32);
   });
 }
 
 template <typename A>
 void signals_backward() {
-  for_shapes(3, [](const Shape& shape, SignalKind kind, int rows, int variant) {
-    check_signal_backward<A>(shape, kind, rows, variant % 32);
+  for_shapes(5, [](const Shape& shape, const RowSignal& signal, int rows, int variant) {
+    check_signal_backward<A>(shape, signal, rows, variant % 32);
   });
 }
 
 // Vocabularies for which the kernel table splits rows by itself.
 void large_vocabularies() {
-  check_signal<float>({1, 33278, 0, 0, kPlanned}, SignalKind::kSurprisal, kOrdinary, 1 | 4 | 8);
+  check_signal<float>({1, 33278, 0, 0, kPlanned}, {SignalKind::kSurprisal}, kOrdinary, 1 | 4 | 8);
   if (!kThoroughly) return;
-  check_signal<__half>({3, 33278, 0, 0, kPlanned}, SignalKind::kEntropy, kOrdinary, 4);
-  check_signal<double>({1, 300000, 0, 0, kPlanned}, SignalKind::kNll, kOrdinary, 4);
-  check_signal_backward<float>({1, 300000, 0, 0, kPlanned}, SignalKind::kEntropy, kOrdinary, 0);
+  check_signal<__half>({3, 33278, 0, 0, kPlanned}, {SignalKind::kEntropy}, kOrdinary, 4);
+  check_signal<double>({1, 300000, 0, 0, kPlanned}, {SignalKind::kNll}, kOrdinary, 4);
+  check_signal_backward<float>({1, 300000, 0, 0, kPlanned}, {SignalKind::kEntropy}, kOrdinary, 0);
 }
 
 // A scratch buffer is an offer: without one a row has one block.
