@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ._language_model import LanguageModelOutput
 from .language_model import RecodingLanguageModel
+
+WARM_UPS = 3  # runs before the capture: libraries set themselves up at their first call
 
 
 class StepOutput(NamedTuple):
@@ -26,46 +31,65 @@ class GraphedStep:
             loss, nll, hx = step(tokens, targets, hx)           # hx: None starts from zeros
             optimizer.step()                                    # p.grad is that of this batch
 
-    Every replay draws new masks. Gradients are overwritten, not accumulated. What the graph has
-    seen stays as it was: make a new one after changing the mode (`train()`, `eval()`), a gate's
-    or a recoder's options, or the dtype. `Lipschitz` steps are refused: their bound follows the
-    decoder's weights, and computing it needs the host.
+    Every call leaves the gradients of its batch in `p.grad`, whatever became of the last ones (so
+    `zero_grad()` may be called and need not be); `accumulate=True` adds to those that are there.
+    Every replay draws new masks. Making a step moves nothing: neither weights nor gradients, gates
+    or random numbers. A model whose mode, options or memory have changed since then is refused:
+    make a new step. So are `Lipschitz` steps: their bound follows the decoder's weights, and
+    computing it needs the host.
+
+    Args:
+        lm: the model.
+        tokens, targets, hx: an example of what it will be called with, on the model's GPU.
+        objective: what is minimised, of the model's output; its `loss` if absent.
     """
 
-    def __init__(self, lm: RecodingLanguageModel, tokens: Tensor, targets: Tensor, hx=None):
+    def __init__(
+        self,
+        lm: RecodingLanguageModel,
+        tokens: Tensor,
+        targets: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
+        *,
+        objective: Callable[[LanguageModelOutput], Tensor] | None = None,
+    ):
         if not tokens.is_cuda:
             raise ValueError(f"tokens must be on a CUDA device, got {tokens.device}")
-        rnn = lm.rnn
-        if rnn.signal is not None and not rnn.step.capturable:
-            kind = type(rnn.step).__name__
-            raise ValueError(f"a {kind} step cannot be captured: use another step")
+        if why_not := refusal(lm):
+            raise ValueError(why_not)
+        self._lm, self._objective, self._seen = lm, objective, _what_a_graph_sees(lm)
         self._tokens, self._targets = tokens.clone(), targets.clone()
-        shape = tokens.shape if not rnn.batch_first else tokens.shape[::-1]
-        states = rnn.initial_states(hx, shape[1], tokens.device)
-        self._hx = tuple(state.detach().clone() for state in states)
+        self._hx = tuple(state.detach().clone() for state in self._states(hx))
         self._parameters = [p for p in lm.parameters() if p.requires_grad]
+        with torch.cuda.device(tokens.device), self._undone():
+            self._graph, self._output = _capture(self._run, tokens.device)
+            self._gradients = [p.grad for p in self._parameters]
 
-        def run() -> StepOutput:
-            for p in self._parameters:
-                p.grad = None
-            out = lm(self._tokens, self._targets, self._hx)
-            out.loss.backward()
-            return StepOutput(
-                out.loss.detach(), out.nll.detach(), tuple(h.detach() for h in out.hx)
-            )
+    @property
+    def is_current(self) -> bool:
+        """Whether the model is still as it was captured: mode, options, and where its memory is."""
+        return self._seen == _what_a_graph_sees(self._lm)
 
-        # Libraries set themselves up at their first call, which must not be captured.
-        stream = torch.cuda.Stream(tokens.device)
-        stream.wait_stream(torch.cuda.current_stream(tokens.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream(tokens.device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = run()
+    def __call__(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
+        *,
+        accumulate: bool = False,
+    ) -> StepOutput:
+        self._check(tokens, targets)
+        self._take(tokens, targets, hx)
+        before = [p.grad.clone() if accumulate and p.grad is not None else None
+                  for p in self._parameters]  # fmt: skip
+        self._graph.replay()
+        # Somebody may have set p.grad to None, or to another tensor.
+        for p, gradient in zip(self._parameters, self._gradients, strict=True):
+            p.grad = gradient
+        self._add(before)
+        return self._output
 
-    def __call__(self, tokens: Tensor, targets: Tensor, hx=None) -> StepOutput:
+    def _check(self, tokens: Tensor, targets: Tensor) -> None:
         for name, given, held in (("tokens", tokens, self._tokens),
                                   ("targets", targets, self._targets)):  # fmt: skip
             if given.shape != held.shape:
@@ -73,8 +97,83 @@ class GraphedStep:
                     f"{name} must have the shape that was captured, {tuple(held.shape)}, "
                     f"got {tuple(given.shape)}"
                 )
-            held.copy_(given)
-        for i, held in enumerate(self._hx):
-            held.copy_(torch.zeros_like(held) if hx is None else hx[i])
-        self._graph.replay()
-        return self._output
+        if not self.is_current:
+            raise ValueError(
+                "lm has changed since its step was captured (its mode, its options, or where its "
+                "weights are): make a new GraphedStep"
+            )
+
+    def _states(self, hx: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        rnn, tokens = self._lm.rnn, self._tokens
+        return rnn.initial_states(hx, tokens.shape[0 if rnn.batch_first else 1], tokens.device)
+
+    @torch.no_grad()
+    def _take(self, tokens: Tensor, targets: Tensor, hx: tuple[Tensor, Tensor] | None) -> None:
+        """Into the memory that the graph reads."""
+        self._tokens.copy_(tokens)
+        self._targets.copy_(targets)
+        for held, state in zip(self._hx, self._states(hx), strict=True):
+            held.copy_(state)
+
+    def _run(self) -> StepOutput:
+        """What is captured."""
+        for p in self._parameters:
+            p.grad = None
+        out = self._lm(self._tokens, self._targets, self._hx)
+        loss = out.loss if self._objective is None else self._objective(out)
+        loss.backward()
+        return StepOutput(loss.detach(), out.nll.detach(), tuple(h.detach() for h in out.hx))
+
+    def _add(self, gradients: list[Tensor | None]) -> None:
+        """Gradients from before, on top of those that were handed out."""
+        for p, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is not None:
+                p.grad = gradient if p.grad is None else p.grad.add_(gradient)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Buffers, gradients and random numbers are afterwards what they were."""
+        buffers = [(buffer, buffer.clone()) for buffer in self._lm.buffers()]
+        gradients = [p.grad for p in self._parameters]
+        try:
+            with torch.random.fork_rng([self._tokens.device.index]):
+                yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            for p, gradient in zip(self._parameters, gradients, strict=True):
+                p.grad = gradient
+
+
+def refusal(lm: RecodingLanguageModel) -> str | None:
+    """Why the steps of a model cannot be captured; None if they can."""
+    if lm.rnn.signal is None or lm.rnn.step.capturable:
+        return None
+    return f"a {type(lm.rnn.step).__name__} step cannot be captured: use another step"
+
+
+def _what_a_graph_sees(lm: RecodingLanguageModel) -> tuple:
+    """Options, and addresses of weights and buffers: all that a graph keeps as it was."""
+    rnn = lm.rnn
+    options = (lm.training, rnn.training, lm.embedding_dropout, rnn.spec)
+    options += (rnn.active_dropout, rnn.active_probability)
+    if rnn.gate is not None:
+        options += (rnn.gate.quantile, rnn.gate.momentum)
+    return (*options, *(t.data_ptr() for t in (*lm.parameters(), *lm.buffers())))
+
+
+def _capture(
+    run: Callable[[], StepOutput], device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, StepOutput]:
+    """The launches of `run` as a graph, and the results that its replays write."""
+    # A stream of this device: torch.cuda.graph has one for all, on the device it saw first.
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = run()
+    return graph, output

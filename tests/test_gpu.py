@@ -1,5 +1,5 @@
 """On a GPU: `pytest -m gpu`. The whole matrix of signals and steps against the oracle on `cuda`,
-CUDA against the CPU with the same masks, CUDA graphs, autocast, several devices."""
+CUDA against the CPU with the same masks, autocast, several devices. (Graphs: test_cuda_graph.py.)"""
 
 import copy
 
@@ -82,30 +82,6 @@ def test_masks_have_the_same_bits(stream):
     arguments = (stream, 0.3, 2, 3, 17, torch.float32)
     cpu = fr.functional.dropout_mask(seed, *arguments)
     assert torch.equal(fr.functional.dropout_mask(seed.cuda(), *arguments).cpu(), cpu)
-
-
-@pytest.mark.parametrize("signal", [s for s in SIGNALS if not s.startswith(("custom", "class"))])
-def test_a_replayed_graph_equals_the_eager_step(signal):
-    lm, _ = make_pair(signal, "learned", dtype=torch.float32)
-    lm = on_gpu(lm).eval()
-    random = lm.rnn.signal is not None and lm.rnn.signal.p > 0
-    first, second = torch.randint(V, (2, 6, 3), device="cuda")
-    step = fr.GraphedStep(lm, first[:-1], first[1:])
-    for text in (first, second):
-        loss, nll, _ = step(text[:-1], text[1:])
-        graphed = [p.grad.clone() for p in lm.parameters() if p.grad is not None]
-        nll = nll.clone()
-        if random:  # every replay draws masks of its own
-            assert not torch.equal(step(text[:-1], text[1:]).nll, nll)
-            continue
-        lm.zero_grad()
-        out = lm(text[:-1], text[1:])
-        out.loss.backward()
-        torch.testing.assert_close(nll, out.nll)
-        torch.testing.assert_close(loss, out.loss)
-        eager = [p.grad for p in lm.parameters() if p.grad is not None]
-        for got, want in zip(graphed, eager, strict=True):
-            torch.testing.assert_close(got, want)
 
 
 def test_nothing_in_the_time_loop_synchronises():
