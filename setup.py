@@ -1,5 +1,6 @@
 """Builds fused_recoder._C. Environment: USE_CUDA=0, FORCE_CUDA=1, TORCH_CUDA_ARCH_LIST, DEBUG=1."""
 
+import contextlib
 import os
 import platform
 import sys
@@ -65,8 +66,23 @@ def decide_cuda() -> tuple[bool, str]:
     return True, f"CUDA {torch.version.cuda} for architectures {archs}, toolkit in {CUDA_HOME}"
 
 
+def warn_of_an_idle_gpu() -> None:
+    """Where torch has CUDA and we shall not: said on the terminal itself, as pip hides the rest."""
+    if cuda or torch.version.cuda is None or os.environ.get("USE_CUDA") == "0":
+        return
+    message = (
+        f"\nWARNING: fused_recoder is being built {decision}.\n"
+        f"It will have no kernels for GPUs, though torch {torch.__version__} could use them.\n"
+        "Name the toolkit with CUDA_HOME=..., or say USE_CUDA=0 if this is what you want.\n"
+    )
+    print(message, file=sys.stderr)
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+        print(message, file=terminal)
+
+
 class BuildPerInstructionSet(BuildExtension):
     def build_extensions(self):
+        warn_of_an_idle_gpu()
         with ThreadPoolExecutor() as pool:
             objects = list(pool.map(self.compile_kernels, INSTRUCTION_SETS))
         for extension in self.extensions:

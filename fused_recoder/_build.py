@@ -26,3 +26,20 @@ def check() -> None:
             f"fused_recoder was built against torch {built}, but torch {running} is running: "
             f"rebuild it with `{REBUILD}`."
         )
+
+
+def has_cuda_kernels() -> bool:
+    """Whether this was built with CUDA."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("fused_recoder::recode_forward", "CUDA")
+
+
+def why_gpus_stay_idle() -> str | None:
+    """What keeps this build from GPUs that torch sees; None if nothing does or there is none."""
+    if not torch.cuda.is_available() or has_cuda_kernels():
+        return None
+    from . import _C
+
+    return (
+        f"fused_recoder has no CUDA kernels here (built for: {_C.build_decision}). Build it again "
+        f"where the CUDA toolkit is found: `CUDA_HOME=... {REBUILD}`"
+    )

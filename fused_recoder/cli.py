@@ -23,6 +23,7 @@ FAILURES = (ValueError, TypeError, OSError, ArithmeticError, ImportError, Runtim
 def env() -> str:
     """Versions, build decision, instruction set, threads and devices, one per line."""
     from . import _C, __version__
+    from ._build import why_gpus_stay_idle
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows = {
@@ -34,6 +35,8 @@ def env() -> str:
         "threads": torch.get_num_threads(),
         "GPUs": ", ".join(gpus) or "none visible",
     }
+    if why_not := why_gpus_stay_idle():
+        rows["WARNING"] = f"no GPU will be used: {why_not}"
     return "\n".join(f"{name:14s} {value}" for name, value in rows.items())
 
 

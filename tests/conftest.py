@@ -21,6 +21,20 @@ SIGNALS = [None, "nll", "surprisal", "entropy"]
 STATES = [("h",), ("c",), ("h", "c")]
 
 
+def pytest_configure(config):
+    """Benchmarks run once, as tests. Not an option in pyproject.toml: without the plugin that knows
+    it pytest would not even start."""
+    if config.pluginmanager.hasplugin("benchmark") and not config.option.benchmark_enable:
+        config.option.benchmark_disable = True
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`pytest -m gpu` needs torch and pytest alone: other files may import what is not there."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return "mark.gpu" not in collection_path.read_text() or None
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
 """On a GPU: `pytest -m gpu`. The whole matrix of signals and steps against the oracle on `cuda`,
-CUDA against the CPU with the same masks, autocast, several devices. (Graphs: test_cuda_graph.py.)"""
+CUDA against the CPU with the same masks, autocast, several devices. Graphs: test_cuda_graph.py."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch
 from conftest import assert_all_close, relative_error
 from test_language_model import REDUCTIONS, run
 from test_reader import READABLE, assert_reads_like_one_call, make_model, make_text
-from test_variants import V, make_batch, make_pair
+from test_variants import make_batch, make_pair
 from variants import PAIRS, SIGNALS
 
 import fused_recoder as fr

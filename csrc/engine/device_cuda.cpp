@@ -1,6 +1,8 @@
 // CUDA's backend. Compiled only where the extension is built with CUDA (setup.py).
-#include <ATen/cuda/CUDAContext.h>
+// Of PyTorch's CUDA only c10: the headers of ATen's want those of cuBLAS and cuSPARSE, too, which not
+// every toolkit has.
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "../kernels/cuda/tables.h"
 #include "device.h"
@@ -9,7 +11,7 @@ namespace fused_recoder {
 namespace {
 
 void* current_stream(int device) {
-  return at::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
 void check() { C10_CUDA_CHECK(cudaGetLastError()); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import fused_recoder as fr
 
+from .._build import has_cuda_kernels, why_gpus_stay_idle
 from .config import Config
 
 
@@ -103,12 +105,13 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 
 def choose_device(name: str) -> torch.device:
+    """The device of this name; for "auto" a GPU, if there is one and this build has kernels."""
     if name != "auto":
         return torch.device(name)
-    has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key(
-        "fused_recoder::recode_forward", "CUDA"
-    )
-    return torch.device("cuda" if has_kernels and torch.cuda.is_available() else "cpu")
+    if why_not := why_gpus_stay_idle():
+        warnings.warn(f"There is a GPU, but the CPU is used: {why_not}", stacklevel=2)
+    usable = torch.cuda.is_available() and has_cuda_kernels()
+    return torch.device("cuda" if usable else "cpu")
 
 
 def load_weights(
