@@ -250,6 +250,7 @@ def _introduce(trainer) -> None:
         f"training  {config.epochs} epochs of {len(trainer.batches):,} steps, "
         f"batch {config.batch_size}x{config.bptt}, {config.optimizer}, on "
         f"{trainer.processes.world} x {trainer.processes.device}"
+        + (", replayed from a CUDA graph" if trainer.replays else "")
         + (f"\nresumed   after step {progress.step:,}" if progress.step else ""),
         flush=True,
     )

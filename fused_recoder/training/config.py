@@ -78,6 +78,9 @@ class Config:
     # Run
     seed: int = _option(1, "of initialisation and masks")
     device: str = _option("auto", "cpu, cuda, or auto: a GPU if there is one and kernels for it")
+    graph: bool = _option(
+        True, "on a GPU: replay steps from a CUDA graph, where their step size and shape allow it"
+    )
     log_every: int = _option(100, "steps between two lines of metrics")
     checkpoint_seconds: float = _option(300.0, "time between two checkpoints")
 

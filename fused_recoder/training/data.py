@@ -205,6 +205,13 @@ def _lines(path: Path) -> Iterator[list[str]]:
         raise ValueError(f"{path} holds no words")
 
 
+def onto(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors on a device: to a GPU from pinned memory, so that nobody waits for the copies."""
+    if device.type != "cuda":
+        return tuple(tensor.to(device) for tensor in tensors)
+    return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
+
+
 class Batches:
     """A text as windows `[T, B]`, each row going on where it ended in the window before.
 

@@ -34,7 +34,8 @@ class Processes:
     def _reduce(self, values: tuple[float, ...], operation) -> list[float]:
         if self.world == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        # Of the hosts: on a GPU they would wait for all that it has yet to do.
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, operation)
         return tensor.tolist()
 
@@ -77,7 +78,7 @@ class Processes:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """The processes `torchrun` started, connected: by NCCL on GPUs, else by gloo."""
+    """The processes `torchrun` started, connected: hosts by gloo, GPUs by NCCL."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         yield Processes(device=device)
@@ -89,7 +90,7 @@ def processes(device: torch.device) -> Iterator[Processes]:
     # is imported (optimizers import it), and keep it. Gloo's threads then live on as the
     # interpreter ends, and now and then abort it (pytorch PR 179291).
     importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     yield Processes(dist.get_rank(), world, device)
     # Not after an error: that would wait for processes that wait for this one.
     dist.destroy_process_group()

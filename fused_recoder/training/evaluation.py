@@ -15,7 +15,7 @@ import fused_recoder as fr
 
 from .checkpoint import checkpoint_header, load_checkpoint, tensors_under
 from .config import Config
-from .data import IGNORE, Batches, Vocabulary
+from .data import IGNORE, Batches, Vocabulary, onto
 from .distributed import Processes
 from .files import errors_naming
 from .model import build_model, load_weights, read_plain_weights
@@ -79,20 +79,21 @@ def evaluate(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    start, total, count, hx = time.perf_counter(), 0.0, 0, None
+    start, count, hx = time.perf_counter(), 0, None
+    nll = torch.zeros((), dtype=torch.float64, device=device)  # its sum, which is read at the end
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed + processes.rank)
             for window in range(len(batches) if batches.rows else 0):
                 check()
                 inputs, targets = batches[window]
-                out = model(inputs.to(device), targets.to(device), hx)
-                total += out.nll.double().sum().item()
+                out = model(*onto(device, inputs, targets), hx)
+                nll += out.nll.double().sum()
                 count += (targets != IGNORE).sum().item()
                 hx = out.hx
     finally:
         model.train(was_training)
-    total, count = processes.sum(total, count)
+    total, count = processes.sum(nll.item(), count)
     return Evaluation(int(count), total / count, time.perf_counter() - start)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -26,15 +29,24 @@ class Progress:
         # Where the row of metrics began, or was taken up again: no fields, as they are not kept.
         self._row_step, self._row_seconds = self.step, self.seconds
 
-    def count(self, nll: float, length: int, seconds: float) -> None:
-        """One more window of `length` time steps, with this mean nll."""
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What runs inside is time spent on steps."""
+        start = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - start
+
+    def count(self, length: int) -> None:
+        """One more window of `length` time steps."""
         self.window += 1
         self.step += 1
-        self.epoch_nll += nll * length
         self.epoch_time += length
-        self.row_nll += nll * length
         self.row_time += length
-        self.seconds += seconds
+
+    def add(self, nll: float, length: int) -> None:
+        """The mean nll of a window, when it is known."""
+        self.epoch_nll += nll * length
+        self.row_nll += nll * length
 
     def since_last_row(self) -> tuple[int, float]:
         """Steps, and the seconds they took in this process."""

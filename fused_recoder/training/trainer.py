@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 import fused_recoder as fr
 
+from ..cuda_graph import StepOutput, refusal
 from .callbacks import Callback
 from .checkpoint import load_checkpoint, model_tensors
 from .config import Config
-from .data import SPLITS, Batches, Corpus, Vocabulary
+from .data import SPLITS, Batches, Corpus, Vocabulary, onto
 from .distributed import Processes
 from .evaluation import Evaluation, evaluate, perplexity
 from .files import errors_naming, require
@@ -37,10 +38,11 @@ from .run_folder import RunFolder
 from .schedule import Schedule
 from .state import States, load_state_tensors, state_tensors
 from .stop_signals import StopSignals
+from .unread import StepNumbers, Unread
 
 # What may change when a run is resumed: nothing that its state depends on.
 CHANGEABLE = {
-    "epochs", "lr", "clip", "log_every", "checkpoint_seconds", "eval_batch_size", "device",
+    "epochs", "lr", "clip", "log_every", "checkpoint_seconds", "eval_batch_size", "device", "graph",
 }  # fmt: skip
 
 
@@ -85,6 +87,12 @@ class Trainer:
         self.schedule = Schedule(config, len(self.batches))
         self.progress = Progress()
         self.hx: States | None = None  # carried from window to window
+        self.unread = Unread(self.processes.device)
+        if self.unread.costs_waiting:
+            self.optimizer.found_inf = self.unread.halt
+        on_gpu = self.processes.device.type == "cuda"
+        self.replays = on_gpu and config.graph and refusal(self.model) is None
+        self._graph: fr.GraphedStep | None = None
         self._signals = StopSignals(impatient=True)
         self._stop_reason: str | None = None
         self._saved_step: int | None = None
@@ -159,52 +167,82 @@ class Trainer:
 
     def step(self) -> dict | None:
         """One window: forward, backward, update. Returns a row of metrics when one is due."""
-        config, progress, start = self.config, self.progress, time.monotonic()
-        device = self.processes.device
-        inputs, targets = (tensor.to(device) for tensor in self.batches[progress.window])
+        config, progress = self.config, self.progress
         due = (progress.step + 1) % config.log_every == 0
-        lr = self.schedule.lr(progress.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
-        self.optimizer.zero_grad()
-        # The trace costs another decoding of every step: only where it is shown.
-        loss, out = self.objective(inputs, targets, due and config.signal is not None)
-        # loss is a mean over time and rows; Zaremba et al. sum over time.
-        (loss * len(inputs) if config.loss == "sum" else loss).backward()
-        norm, nll = self._update(loss.detach(), out.nll.detach().mean(), lr)
-        self.hx = tuple(state.detach() for state in out.hx)
-        progress.count(nll, len(inputs), time.monotonic() - start)
-        return self._row(lr, norm, out.trace) if due else None
+        ends_epoch = progress.window + 1 == len(self.batches)
+        with progress.timed():
+            tokens, targets = onto(self.processes.device, *self.batches[progress.window])
+            # The trace costs another decoding of every step: only where it is shown.
+            out = self._backward(tokens, targets, due and config.signal is not None)
+            numbers = self._update(out, due or ends_epoch or not self.unread.costs_waiting)
+            self.hx = out.hx
+            progress.count(len(tokens))
+        return self._row(numbers, out.trace) if due else None
 
     def objective(
         self, tokens: Tensor, targets: Tensor, return_trace: bool = False
     ) -> tuple[Tensor, fr.LanguageModelOutput]:
         """What is minimised, and all else that the model says of the window."""
         out = self.model(tokens, targets, self.hx, return_trace=return_trace)
-        anchor_loss = getattr(self.model.decoder, "anchor_loss", None)
-        return out.loss if anchor_loss is None else out.loss + anchor_loss(), out
+        return self._minimised(out), out
 
-    def _update(self, loss: Tensor, nll: Tensor, lr: float) -> tuple[float, float]:
-        """Moves the weights by their gradients; returns the gradients' norm, and the nll."""
-        parameters = list(self.model.parameters())
+    def _minimised(self, out: fr.LanguageModelOutput) -> Tensor:
+        anchor_loss = getattr(self.model.decoder, "anchor_loss", None)
+        loss = out.loss if anchor_loss is None else out.loss + anchor_loss()
+        # It is a mean over time and rows; Zaremba et al. sum over time.
+        return loss * len(out.nll) if self.config.loss == "sum" else loss
+
+    def _backward(self, tokens: Tensor, targets: Tensor, traced: bool) -> fr.LanguageModelOutput:
+        """Leaves the gradients of a window; what it returns has no history."""
+        if self.replays and not traced and len(tokens) == self.config.bptt:
+            loss, nll, hx = self._replay(tokens, targets)
+            return fr.LanguageModelOutput(loss, nll, hx, None, None)
+        self.optimizer.zero_grad()
+        loss, out = self.objective(tokens, targets, traced)
+        loss.backward()
+        hx = tuple(state.detach() for state in out.hx)
+        return out._replace(loss=loss.detach(), nll=out.nll.detach(), hx=hx)
+
+    def _replay(self, tokens: Tensor, targets: Tensor) -> StepOutput:
+        """The same from a CUDA graph, which is captured anew if the model's options change."""
+        if self._graph is None or not self._graph.is_current:
+            self._graph = None  # room for the new one
+            self._graph = fr.GraphedStep(self.model, tokens, targets, objective=self._minimised)
+        return self._graph(tokens, targets, self.hx)
+
+    def _update(self, out: fr.LanguageModelOutput, look: bool) -> StepNumbers | None:
+        """Moves the weights by their gradients; returns this step's numbers if it shall `look`."""
+        progress, parameters = self.progress, list(self.model.parameters())
         gradients = [p.grad for p in parameters if p.grad is not None]
         self.processes.average_(gradients)
-        norm = nn.utils.get_total_norm(gradients)
-        loss_value, norm_value, nll_value = torch.stack([loss, norm, nll]).tolist()
-        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-            raise NonFiniteError(self._where_not_finite(loss_value, norm_value, lr))
+        lr = self.schedule.lr(progress.step)
+        norms = torch.stack(torch._foreach_norm(gradients))
+        about = (progress.step, len(out.nll), lr)
+        norm = self.unread.add(*about, out.loss, out.nll.mean(), norms)
+        numbers = self._look()[-1] if look else None
         if self.config.clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.step()
-        return norm_value, nll_value
+        return numbers
+
+    def _look(self) -> list[StepNumbers]:
+        """Waits for the device and takes over what its last steps have found."""
+        steps = self.unread.read()
+        for numbers in steps:
+            if not numbers.finite:
+                raise NonFiniteError(self._where_not_finite(numbers))
+            self.progress.add(numbers.nll, numbers.length)
+        self.unread.clear()
+        return steps
 
     @property
     def _tokens_per_step(self) -> float:
         """On average: the last window of an epoch may be shorter."""
         return self.config.batch_size * self.batches.inputs.shape[1] / len(self.batches)
 
-    def _row(self, lr: float, norm: float, trace: fr.RecodingTrace | None) -> dict:
+    def _row(self, latest: StepNumbers, trace: fr.RecodingTrace | None) -> dict:
         """The metrics since the last row."""
         progress = self.progress
         (nll,) = self.processes.sum(progress.row_nll)
@@ -216,28 +254,24 @@ class Trainer:
             "epoch": progress.epoch + progress.window / len(self.batches),
             "loss": nll,
             "perplexity": perplexity(nll),
-            "lr": lr,
-            "gradient_norm": norm,
+            "lr": latest.lr,
+            "gradient_norm": latest.norm,
             "ms_per_step": 1000 * seconds / steps,
             "tokens_per_second": steps * self._tokens_per_step / seconds,
             "seconds_left": seconds / steps * (total - progress.step),
         }
         return row if trace is None else row | trace_columns(trace, self.model.rnn.states)
 
-    def _where_not_finite(self, loss: float, norm: float, lr: float) -> str:
-        progress = self.progress
-        bad = [
-            name
-            for name, p in self.model.named_parameters()
-            if p.grad is not None and not p.grad.isfinite().all()
-        ]
+    def _where_not_finite(self, at: StepNumbers) -> str:
+        named = [name for name, p in self.model.named_parameters() if p.grad is not None]
+        bad = [name for name, x in zip(named, at.norms, strict=True) if not math.isfinite(x)]
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         gradients = f"; gradients that are not finite: {', '.join(bad[:3])}{more}" if bad else ""
+        epoch, window = divmod(at.step, len(self.batches))
         return (
-            f"the loss is {loss} and the norm of its gradient {norm} in epoch "
-            f"{progress.epoch + 1}, window {progress.window + 1} of {len(self.batches)} (step "
-            f"{progress.step + 1}, lr {lr:g}{gradients}). {self._what_is_kept()} A smaller lr, "
-            "clip or recoding step may help."
+            f"the loss is {at.loss} and the norm of its gradient {at.norm} in epoch {epoch + 1}, "
+            f"window {window + 1} of {len(self.batches)} (step {at.step + 1}, lr {at.lr:g}"
+            f"{gradients}). {self._what_is_kept()} A smaller lr, clip or recoding step may help."
         )
 
     def _what_is_kept(self) -> str:
@@ -420,6 +454,8 @@ class Trainer:
 
     def _save(self) -> bool:
         """All that is needed to go on. False, and a message, if it cannot be written."""
+        with self.progress.timed():
+            self._look()
         tensors = state_tensors(self.model, self.optimizer, self.hx, self.processes)
         saved = self._write(self.folder.checkpoint, tensors)
         self._saved_at = time.monotonic()
