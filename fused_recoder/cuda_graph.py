@@ -169,11 +169,25 @@ def _capture(
     # A stream of this device: torch.cuda.graph has one for all, on the device it saw first.
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        output = run()
+    with _without_autocasts_cache():
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (loaders of data, NCCL) may go on calling CUDA.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            output = run()
     return graph, output
+
+
+@contextmanager
+def _without_autocasts_cache() -> Iterator[None]:
+    """Weights that were rounded before the capture would stay as they are for ever."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

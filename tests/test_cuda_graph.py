@@ -220,6 +220,20 @@ def test_states_are_carried(cuda):
     )  # from zeros
 
 
+def test_weights_are_rounded_anew_by_every_replay(cuda):
+    """Autocast keeps what it has rounded, for as long as it is on."""
+    lm = make_model("custom", step="fixed")  # plain PyTorch, whose products autocast rounds
+    (text,) = make_texts(1)
+    with torch.autocast("cpu" if cuda is not None else "cuda", torch.bfloat16):
+        lm(text[:-1], text[1:])
+        step = graphed(lm, text)
+        for _ in range(2):
+            with torch.no_grad():
+                lm.decoder.weight.mul_(1.5)
+                torch.clear_autocast_cache()
+            torch.testing.assert_close(step(text[:-1], text[1:]).nll, lm(text[:-1], text[1:]).nll)
+
+
 def test_what_is_minimised_can_be_said(cuda):
     lm = make_model()
     (text,) = make_texts(1)
