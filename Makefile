@@ -1,5 +1,5 @@
-# make demo | train | test | bench | nvcc-check | cuda-check | lint | format: each sets up what it
-# needs, on a fresh machine too.
+# make demo | train | test | bench | gpu-report | nvcc-check | cuda-check | lint | format: each sets up
+# what it needs, on a fresh machine too.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ CPP := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '
 EMU := $(shell find tests/emu -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 PY := fused_recoder bench tests tools examples setup.py
 
-.PHONY: demo train test bench nvcc-check cuda-check lint format clean
+.PHONY: demo train test bench gpu-report nvcc-check cuda-check lint format clean
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ test: $(BUILT)
 
 bench: $(BUILT)
 	$(BIN)/python -m bench
+
+# Builds by itself: a failing build is part of the report.
+gpu-report: $(DEPENDENCIES)
+	$(BIN)/python -m tools.gpu_report
 
 nvcc-check: $(DEPENDENCIES)
 	$(BIN)/python -m tools.nvcc_check

@@ -27,6 +27,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument(
+        "--precision",
+        choices=measure.PRECISIONS,
+        default="float32",
+        help="of all contenders: float32 without TF32, with it, or autocast (not for reading)",
+    )
+    parser.add_argument(
         "--threads",
         type=int,
         nargs="+",
@@ -71,6 +77,8 @@ def chosen(arguments: argparse.Namespace) -> list:
         if wanted - known:
             raise SystemExit(f"--only: no experiment called {', '.join(sorted(wanted - known))}")
         experiments = [e for e in experiments if {e.name, e.job} & wanted]
+    if measure.PRECISIONS[arguments.precision] is not None:
+        experiments = [e for e in experiments if e.job != "read"]
     if arguments.no_compiled:
         experiments = [e.without("compiled") for e in experiments]
     if arguments.device.startswith("cuda"):
@@ -93,6 +101,7 @@ def main() -> None:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was measured.")
         return
+    measure.use_precision(arguments.precision)
     if arguments.device != "cpu":  # as it costs every call something
         torch.set_default_device(arguments.device)
     if arguments.memory_of:

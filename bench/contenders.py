@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fused_recoder as fr
 
+from . import measure
 from .cases import COMPILED, FUSED, GRAPHED, PLAIN, Contender, Shape
 
 WORDS_READ = 20  # per call of a reading job
@@ -59,11 +60,13 @@ def make_job(contender: Contender, shape: Shape, job: str) -> Callable[[], objec
     tokens, targets = torch.randint(shape.V, (2, shape.T, shape.B))
 
     if contender.who == GRAPHED:
-        step = fr.GraphedStep(model, tokens, targets)
+        with measure.autocast():
+            step = fr.GraphedStep(model, tokens, targets)
         return lambda: step(tokens, targets)
 
     def loss() -> Tensor:
-        out = model(tokens, targets)
+        with measure.autocast():
+            out = model(tokens, targets)
         return out[0]  # of a tuple (loss, hx) and of a LanguageModelOutput
 
     def train():

@@ -21,6 +21,26 @@ import torch
 from tqdm import tqdm
 
 STEADY_SECONDS = 1.0  # of a measurement; longer jobs run once
+# What contenders compute in, by name, and what autocast rounds to.
+PRECISIONS = {
+    "float32": None, "tf32": None, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+precision = "float32"
+
+
+def use_precision(name: str) -> None:
+    """Of all contenders alike: by itself cuDNN takes TF32 for float32, and cuBLAS does not."""
+    global precision
+    precision = name
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        backend.allow_tf32 = name != "float32"
+
+
+def autocast() -> torch.autocast:
+    """For the forward pass of a job."""
+    dtype = PRECISIONS[precision]
+    kind = torch.get_default_device().type
+    return torch.autocast(kind, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def seconds(f: Callable[[], object]) -> float:
@@ -108,8 +128,8 @@ def peak_megabytes() -> float:
 
 
 def in_a_fresh_process(f: Callable, *arguments, environment: dict | None = None):
-    """f(*arguments) with this process's threads and device, but not its past: what the allocator
-    has done before decides, among other things, how many page faults the plain LM has."""
+    """f(*arguments) with this process's threads, device and precision, but not its past: what the
+    allocator has done before decides, among other things, how many page faults the plain LM has."""
     with (
         patch.dict("os.environ", environment or {}),
         ProcessPoolExecutor(1, get_context("spawn"), _as_here, _settings()) as process,
@@ -118,11 +138,12 @@ def in_a_fresh_process(f: Callable, *arguments, environment: dict | None = None)
 
 
 def _settings() -> tuple:
-    return torch.get_num_threads(), str(torch.get_default_device())
+    return torch.get_num_threads(), str(torch.get_default_device()), precision
 
 
-def _as_here(threads: int, device: str) -> None:
+def _as_here(threads: int, device: str, precision: str) -> None:
     torch.set_num_threads(threads)
+    use_precision(precision)
     if device != "cpu":
         torch.set_default_device(device)
 
@@ -132,7 +153,7 @@ def memory_in_a_fresh_process(case: str, contender: str) -> float | None:
     result = subprocess.run(
         [
             sys.executable, "-m", "bench", "--device", str(torch.get_default_device()),
-            "--memory-of", case, contender,
+            "--precision", precision, "--memory-of", case, contender,
         ],
         capture_output=True, text=True,
     )  # fmt: skip
@@ -155,6 +176,7 @@ def machine() -> dict:
     return {
         "cpu": model,
         "gpu": torch.cuda.get_device_name() if on_gpu() else None,
+        "precision": precision,
         "threads": torch.get_num_threads(),
         "kernels": _C.cpu_instruction_set(),
         "torch": torch.__version__,

@@ -50,7 +50,7 @@ def table(experiment: dict) -> str:
 
 def markdown(results: dict) -> str:
     machine = ", ".join(f"{k} {v}" for k, v in results["machine"].items())
-    parts = [f"Machine: {machine}. float32.", ""]
+    parts = [f"Machine: {machine}.", ""]
     return "\n".join([*parts, *(table(e) for e in results["experiments"])])
 
 
@@ -119,7 +119,8 @@ def summary(results: dict) -> str:
     machine = results["machine"]
     lines += [
         "",
-        f"Medians (quartiles) of interleaved rounds, float32, {machine['cpu']}, "
+        f"Medians (quartiles) of interleaved rounds, {machine.get('precision', 'float32')}, "
+        f"{machine['cpu']}, "
         f"{machine['kernels']} kernels, torch {machine['torch']}.",
     ]
     return "\n".join(lines)
