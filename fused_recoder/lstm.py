@@ -33,7 +33,7 @@ class FusedRecodingLSTM(RecodingLSTMBase):
     Gold signals (`nll`, `surprisal`) leak labels outside language modelling: they are legitimate
     only where the gold token of time step t is the input of time step t+1.
 
-    Under autocast GEMM operands are rounded to the autocast dtype; states, softmax and
+    Under autocast inputs and weights are rounded to the autocast dtype; states, softmax and
     accumulation stay float32. Half-precision modules are computed in float32 on the CPU.
     """
 

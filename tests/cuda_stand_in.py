@@ -31,7 +31,7 @@ aten = torch.ops.aten
 # Ops whose result the host has to see, to go on or to know a shape.
 READS = {
     aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten._unique2,
-    aten.bincount, aten.repeat_interleave,
+    aten.bincount, aten.repeat_interleave, aten._linalg_eigh,
 }  # fmt: skip
 INDEXED = {aten.index, aten.index_put_, aten._index_put_impl_}
 
