@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import make_inputs, make_pair
 
-from bench import cases, flops, measure, plots, report
+from bench import cases, contenders, flops, measure, plots, report
 from bench.__main__ import save
 
 ROOT = Path(__file__).parent.parent
@@ -160,3 +160,25 @@ def test_all_large_products_are_whole_ones():
     torch.testing.assert_close(products[0].double(), a @ a, rtol=1e-4, atol=1e-4)
     for product in products[1:]:  # of a linear map, which transposes its weight
         torch.testing.assert_close(product.double(), a @ a.t(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", measure.PRECISIONS)
+@pytest.mark.parametrize("job", ["train", "evaluate"])
+def test_a_precision_is_that_of_every_contender(monkeypatch, name, job):
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    for backend in backends:
+        monkeypatch.setattr(backend, "allow_tf32", backend.allow_tf32)  # put back at the end
+    monkeypatch.setattr(measure, "precision", "float32")
+    measure.use_precision(name)
+    assert all(backend.allow_tf32 == (name != "float32") for backend in backends)
+    products = []
+    for who in (cases.PLAIN, cases.FUSED, cases.REFERENCE):
+        contender = cases.Contender(who, cases.NONE if who == cases.PLAIN else cases.NLL)
+        model = contenders.make_model(contender, cases.CASES["tiny"])
+        model.register_forward_hook(
+            lambda *_: products.append((torch.ones(1, 1) @ torch.ones(1, 1)).dtype)
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr(contenders, "make_model", lambda *_, model=model: model)
+            contenders.make_job(contender, cases.CASES["tiny"], job)()
+    assert products == 3 * [measure.PRECISIONS[name] or torch.float32]

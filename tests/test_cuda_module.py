@@ -6,7 +6,7 @@ import test_exact
 import torch
 from conftest import assert_all_close, make_inputs, relative_error, run_with_gradients
 from emu import build
-from emu.backend import ORDERS, kernels_of_cuda
+from emu.backend import ORDERS, kernels_of_cuda, unchecked_launches
 from test_language_model import REDUCTIONS, run
 from test_reader import READABLE, assert_reads_like_one_call, make_model, make_text
 from test_variants import V, make_batch
@@ -158,3 +158,35 @@ def test_a_target_out_of_range_is_caught_by_an_assert():
     targets[2, 1] = V
     with kernels_of_cuda(), pytest.raises(RuntimeError, match="targets out of range"):
         lm(tokens, targets, hx)
+
+
+@pytest.mark.parametrize("signal", READABLE)
+def test_a_reader_asks_for_the_errors_of_all_its_launches(signal):
+    """Else a kernel that could not be launched would be blamed on some later operation."""
+    lm = make_model(signal, "backtracking", probability=0.5)
+    tokens, labels = make_text(signal, T=2, B=3)
+    with kernels_of_cuda() as launches:
+        reader = lm.reader(3)
+        assert unchecked_launches() == 0
+        for t, word in enumerate(tokens[:-1]):
+            before = launches()
+            reader.feed(word, None if labels is None else labels[t])
+            assert launches() > before
+            assert unchecked_launches() == 0
+        if reader._reader.pending():
+            reader.finish(tokens[-1])
+            assert unchecked_launches() == 0
+
+
+@pytest.mark.parametrize("signal", [s for s in SIGNALS if not s.startswith("custom")])
+def test_forward_and_backward_ask_for_the_errors_of_all_their_launches(signal):
+    for gradient, step in (("detached", "predicted"), ("exact", "learned")):
+        lm, _ = make_models(signal, step, gradient=gradient)
+        batch, labels = make_batch(signal)
+        with kernels_of_cuda() as launches:
+            before = launches()
+            loss = lm(*batch, **labels).loss
+            assert unchecked_launches() == 0
+            loss.backward()
+            assert unchecked_launches() == 0
+            assert launches() > before

@@ -31,6 +31,7 @@ class TypedReader final : public StepReader {
         stack(states, kSteps),
         input_mask(p.input_mask()) {
     if (p.recodes()) make_recoder();
+    check_launches(p.device());  // of masks that are held for the whole text
     if (deferred != nullptr) return;
     predictors =
         p.ensemble && p.spec.mean_logits ? std::vector<LinearMap>{p.mean_decoder()} : p.decoders;

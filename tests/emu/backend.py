@@ -18,13 +18,19 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build.build("module") / build.BACKEND))
     library.emu_install.argtypes = [ctypes.c_bool]
     library.emu_set_order.argtypes = [ctypes.c_int]
-    library.emu_launches.restype = library.emu_bytes_moved.restype = ctypes.c_long
+    for counter in (library.emu_launches, library.emu_unchecked, library.emu_bytes_moved):
+        counter.restype = ctypes.c_long
     return library
 
 
 def bytes_moved() -> int:
     """By loads and stores of kernels so far, from or to global memory."""
     return _library().emu_bytes_moved()
+
+
+def unchecked_launches() -> int:
+    """Launches whose errors nobody has asked for yet."""
+    return _library().emu_unchecked()
 
 
 @contextmanager
